@@ -246,11 +246,11 @@ struct Bench {
         }
         cudaFuncAttributes forward, backward;
         if (shape.HS == 64) {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 64>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 64>));
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 64, false>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 64, false>));
         } else {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 128>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 128>));
+            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 128, false>));
+            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 128, false>));
         }
         // skipping pays for its own bound
         print("forward", pos, timer.median([&](int k) {

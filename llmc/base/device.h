@@ -45,16 +45,19 @@ using floatX = bf16;
 using floatX = float;
 #endif
 
-// Written before a loop. UNROLL: of constant length, unroll all of it. SIMD: no iteration reads what another one
-// writes, so a CPU may run several at once (on a GPU they belong to different threads anyway).
+// Written before a loop. UNROLL: of constant length, unroll all of it. ONE_BY_ONE: unroll nothing. SIMD: no iteration
+// reads what another one writes, so a CPU may run several at once (on a GPU they belong to different threads anyway).
 #if defined(CUDA_BUILD) && !defined(SIMT)
 #define UNROLL _Pragma("unroll")
+#define ONE_BY_ONE _Pragma("unroll 1")
 #define SIMD
 #elif defined(__clang__)
 #define UNROLL _Pragma("unroll")
+#define ONE_BY_ONE _Pragma("unroll 1")
 #define SIMD _Pragma("clang loop vectorize(assume_safety)")
 #else
 #define UNROLL _Pragma("GCC unroll 16")
+#define ONE_BY_ONE _Pragma("GCC unroll 1")
 #define SIMD _Pragma("GCC ivdep") _Pragma("GCC unroll 1")      // unrolled loops are not vectorized
 #endif
 

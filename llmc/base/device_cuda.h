@@ -17,7 +17,7 @@ constexpr int PACK = 16 / sizeof(floatX);   // 16 bytes, the most that one load 
 #if defined(SIMT)
 inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
 #else
-extern __shared__ float4 dynamic_shared_memory[];
+extern __shared__ __align__(1024) float4 dynamic_shared_memory[];      // wgmma needs this alignment
 __device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
 #endif
 

@@ -93,6 +93,78 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// products of a warpgroup: a block of 128 threads, all of whose warps call each function together
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+// A tile in shared memory with rows of 128 bytes, from a multiple of 1,024 bytes on; of the eight pieces of 16 bytes in
+// row r, piece p lies at p ^ (r & 7). wgmma's descriptor has the address and the distance of eight rows, in 16 bytes.
+struct WgmmaTile {
+    uint32_t low;
+    __device__ explicit WgmmaTile(const void* p) : low((uint32_t)__cvta_generic_to_shared(p) >> 4) {}
+    __device__ uint64_t from(int bytes) const {
+        constexpr uint32_t SWIZZLE_128 = 1u << 30, EIGHT_ROWS = 1024 >> 4;
+        uint64_t descriptor;
+        asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low + bytes / 16), "r"(SWIZZLE_128 | EIGHT_ROWS));
+        return descriptor;
+    }
+};
+// wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64 or 32: d (64,N) += a (64,16) b (16,N), by which warp w
+// takes the rows from 16 w on. Asynchronous: what it reads and writes may be touched after wgmma_wait.
+//   d[n]  columns 8 n .. 8 n + 7 of the warp's rows, in the registers of mma_m16n8k16
+//   a     the warp's rows, in those registers; or row r is 16 numbers of row r of a tile, `at` bytes from its start
+//   b     column c is 16 numbers of row c of a tile, `at` bytes from its start. Transposed: row k is row k of the tile
+//         that begins at `at`
+#define WGMMA(N, d, operands) "{.reg .pred add; setp.ne.b32 add, 1, 0; " \
+    "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" d "}, " operands ";}"
+#define WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_D32 WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
+#define WGMMA_D(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+template <bool Transposed>
+__device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], WgmmaTile b, int at) {
+    asm volatile(WGMMA("64", WGMMA_D32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37")
+                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.from(at)), "n"(Transposed));
+}
+template <bool Transposed>
+__device__ inline void wgmma(float (&d)[4][4], const uint32_t (&a)[4], WgmmaTile b, int at) {
+    asm volatile(WGMMA("32", WGMMA_D16, "{%16, %17, %18, %19}, %20, add, 1, 1, %21")
+                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3)
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b.from(at)), "n"(Transposed));
+}
+__device__ inline void wgmma(float (&d)[8][4], WgmmaTile a, WgmmaTile b, int at) {
+    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, 0, 0")
+                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3), WGMMA_D(4), WGMMA_D(5), WGMMA_D(6), WGMMA_D(7)
+                 : "l"(a.from(at)), "l"(b.from(at)));
+}
+__device__ inline void wgmma(float (&d)[4][4], WgmmaTile a, WgmmaTile b, int at) {
+    asm volatile(WGMMA("32", WGMMA_D16, "%16, %17, add, 1, 1, 0, 0")
+                 : WGMMA_D(0), WGMMA_D(1), WGMMA_D(2), WGMMA_D(3) : "l"(a.from(at)), "l"(b.from(at)));
+}
+#undef WGMMA
+#undef WGMMA_D16
+#undef WGMMA_D32
+#undef WGMMA_D
+// wgmma.fence: what was written to registers before is seen by the products that follow
+__device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+// wgmma.commit_group, wgmma.wait_group 0: waits for all products
+__device__ inline void wgmma_wait() {
+    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+    asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
+}
+// fence.proxy.async: what this thread has written to shared memory, cp.async included, is seen by products that start
+// after the next barrier
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+#else
+struct WgmmaTile { __device__ explicit WgmmaTile(const void*) {} };
+template <bool Transposed, int N>
+__device__ inline void wgmma(float (&)[N][4], const uint32_t (&)[4], WgmmaTile, int) {}
+template <int N> __device__ inline void wgmma(float (&)[N][4], WgmmaTile, WgmmaTile, int) {}
+__device__ inline void wgmma_fence() {}
+__device__ inline void wgmma_wait() {}
+__device__ inline void fence_proxy_async() {}
+#endif
+
+// ----------------------------------------------------------------------------------------------------------
 // asynchronous copies
 
 // cp.async.cg.shared.global, 16 bytes, both addresses aligned to 16; zeros if !valid (src-size 0: then `global` is not
@@ -112,6 +184,12 @@ template <int N> __device__ inline void cp_async_wait() {
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
 }
 
+#endif
+
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(SIMT)
+constexpr bool HAS_WGMMA = true;
+#else
+constexpr bool HAS_WGMMA = false;
 #endif
 
 #endif

@@ -106,6 +106,8 @@ inline void simt_block(size_t block, int threads, const char* file, int line) {
         t->done = false;
         t->copies.clear();
         t->groups = 0;
+        t->products.clear();
+        t->fenced = t->copied = false;
         simt_wake(t);
     }
     simt_run_ready();

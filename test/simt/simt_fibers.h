@@ -7,6 +7,13 @@
 #define TEST_SIMT_FIBERS_H
 
 struct SimtCopy { char* to; int group; char data[16]; };       // a cp.async under way
+struct SimtProduct {                                            // a wgmma under way
+    float* d;
+    const uint32_t* a;
+    const char *a_tile, *b;
+    int columns, row0;
+    bool transposed;
+};
 struct SimtThread {
     jmp_buf state;
     char* stack = nullptr;
@@ -20,6 +27,9 @@ struct SimtThread {
     void* out = nullptr;
     std::vector<SimtCopy> copies;
     int groups = 0;                                 // cp.async groups committed
+    std::vector<SimtProduct> products;
+    bool fenced = false;                            // wgmma.fence, since the last wait
+    bool copied = false;                            // cp.async without fence.proxy.async
 };
 
 constexpr size_t SIMT_STACK = 256 << 10, SIMT_MAX_SHARED = 227 << 10;

@@ -135,6 +135,79 @@ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uin
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// products of a warpgroup: performed when the warp waits, with what registers and shared memory hold by then
+
+// no_sanitize_thread: wavefronts.h counts what lanes access
+__attribute__((no_sanitize_thread)) inline float wgmma_read(const char* tile, int row, int column) {
+    const uintptr_t at = (uintptr_t)tile + (uintptr_t)(row * 128 + column * 2);
+    return unpack_lo(*(const uint16_t*)(at ^ (at >> 7 & 7) << 4));          // the swizzle of 128 bytes
+}
+inline void wgmma_perform(const void* const* in, void* const*) {
+    const SimtProduct& product = *(const SimtProduct*)in[0];
+    const auto b = [&](int k, int column) {
+        return product.transposed ? wgmma_read(product.b, k, column) : wgmma_read(product.b, column, k);
+    };
+    uint32_t from_tile[32][4];
+    for (int l = 0; l < 32 && product.a_tile != nullptr; l++) {
+        for (int i = 0; i < 4; i++) {
+            const int row = product.row0 + l / 4 + 8 * (i % 2), k = 2 * (l % 4) + 8 * (i / 2);
+            from_tile[l][i] = pack_bf16(wgmma_read(product.a_tile, row, k), wgmma_read(product.a_tile, row, k + 1));
+        }
+    }
+    for (int n = 0; n < product.columns; n += 8) {
+        MmaRequest requests[32];
+        const void* mma_in[32];
+        void* mma_out[32];
+        for (int l = 0; l < 32; l++) {
+            const SimtProduct& own = *(const SimtProduct*)in[l];
+            const int k = 2 * (l % 4), c = n + l / 4;
+            const uint32_t* a = product.a_tile != nullptr ? from_tile[l] : own.a;
+            const uint32_t low = pack_bf16(b(k, c), b(k + 1, c));
+            const uint32_t high = pack_bf16(b(k + 8, c), b(k + 9, c));
+            requests[l] = {a, {low, high}, own.d + n / 2};
+            mma_in[l] = mma_out[l] = &requests[l];
+        }
+        mma_perform(mma_in, mma_out);
+    }
+}
+struct WgmmaTile {
+    const char* start;
+    explicit WgmmaTile(const void* p) : start((const char*)p) {}
+};
+inline void wgmma_start(float* d, const uint32_t* a, const char* a_tile, WgmmaTile b, int at, int columns,
+                        bool transposed, const char* file, int line) {
+    SimtThread* t = simt.current;
+    if (!t->fenced) { simt_fail(file, line, "wgmma: expected wgmma_fence since the last wait"); }
+    if (t->copied) { simt_fail(file, line, "wgmma: expected fence_proxy_async after cp_async_wait"); }
+    const auto expect_tile = [&](const char* tile, int rows) {
+        if ((uintptr_t)tile % 1024 != 0 || !simt_is_shared(tile, (size_t)rows * 128)) {
+            simt_fail(file, line, strprintf("wgmma: %p is no tile of %d rows in shared memory", tile, rows));
+        }
+    };
+    expect_tile(b.start, transposed ? at / 128 + 16 : columns);
+    if (a_tile != nullptr) { expect_tile(a_tile, 64); }
+    t->products.push_back({d, a, a_tile == nullptr ? a_tile : a_tile + at, b.start + at, columns,
+                           (int)threadIdx.x / 32 * 16, transposed});
+}
+template <bool Transposed, int N>
+void wgmma(float (&d)[N][4], const uint32_t (&a)[4], WgmmaTile b, int at, SIMT_SITE) {
+    wgmma_start(&d[0][0], a, nullptr, b, at, N * 8, Transposed, file, line);
+}
+template <int N> void wgmma(float (&d)[N][4], WgmmaTile a, WgmmaTile b, int at, SIMT_SITE) {
+    wgmma_start(&d[0][0], nullptr, a.start, b, at, N * 8, false, file, line);
+}
+inline void wgmma_fence() { simt.current->fenced = true; }
+inline void wgmma_wait(SIMT_SITE) {
+    SimtThread* t = simt.current;
+    for (SimtProduct& product : t->products) {
+        simt_collective("wgmma", ~0u, &product, &product, wgmma_perform, file, line);
+    }
+    t->products.clear();
+    t->fenced = false;
+}
+inline void fence_proxy_async() { simt.current->copied = false; }
+
+// ----------------------------------------------------------------------------------------------------------
 // asynchronous copies
 
 // cp.async.cg.shared.global, 16 bytes, both addresses aligned to it; zeros when !valid (src-size 0: `global` is not
@@ -164,6 +237,7 @@ template <int N> inline void cp_async_wait() {
     for (const SimtCopy& copy : t->copies) {
         if (copy.group >= t->groups - N) { t->copies[kept++] = copy; continue; }
         memcpy(copy.to, copy.data, 16);
+        t->copied = true;
     }
     t->copies.resize(kept);
 }

@@ -231,14 +231,8 @@ Results oracle(const Inputs& p, Roundings roundings) {
 // ----------------------------------------------------------------------------------------------------------
 // the kernels
 
-bool sixteen_rows = false;                                  // per warp, of head size 64, instead of 32
 int slabs_at_a_time = 0;                                    // of a Toeplitz bias; 0: the launcher's choice
 template <bool Causal> bool call(const Inputs& p, const FlashArgs& args, float* scratch) {
-    if (sixteen_rows && p.Kind == FlashBias::Distance) {
-        flash_backward_of<Causal, FlashBias::Distance, 64, 16>(args, scratch, Stream(0));
-        return true;
-    }
-    if (sixteen_rows) { return flash_backward_of<Causal, FlashBias::Toeplitz, 64, 16>(args, scratch, Stream(0)), true; }
     if (slabs_at_a_time > 0) {
         constexpr FlashBias Kind = FlashBias::Toeplitz;
         if (p.s.HS == 128) { flash_backward_of<Causal, Kind, 128>(args, scratch, Stream(0), slabs_at_a_time); }
@@ -819,21 +813,6 @@ KERNEL_TEST("flash backward: two runs give the same bits") {
         const Device device(p, any);                        // out and lse of zeros do as well here
         const Results once = device.run();
         for (int k = 0; k < (on_gpu ? 10 : 1); k++) { EXPECT(same(once, device.run()), "%s", BIAS_NAMES[(int)Kind]); }
-    }
-}
-
-KERNEL_TEST("flash backward: 16 and 32 rows per warp give the same bits") {
-    static_assert(flash_backward_rows(64) == 32, "the tests above are of 32 rows");
-    for (FlashBias Kind : {FlashBias::Distance, FlashBias::Toeplitz}) {
-        for (bool causal : {true, false}) {
-            const Inputs p = make_inputs(Kind, causal, {1, 200, 1, 64}, 52);
-            Results any(p);
-            const Device device(p, any);
-            sixteen_rows = true;
-            const Results narrow = device.run();
-            sixteen_rows = false;
-            EXPECT(same(device.run(), narrow), "%s, causal %d", BIAS_NAMES[(int)Kind], causal);
-        }
     }
 }
 

@@ -374,27 +374,6 @@ KERNEL_TEST("flash forward: log distance, the weight inside") { every_length(Fla
 KERNEL_TEST("flash forward: toeplitz against float64") { every_length(FlashBias::Toeplitz); }
 KERNEL_TEST("flash forward: fire against float64") { every_length(FlashBias::Fire); }
 
-template <FlashBias Kind> static void compare_rows_per_warp() {
-    static_assert(flash_forward_rows(Kind, 64) == 32, "the tests above are of 32 rows");
-    const Problem p = {Kind, true, 2, 200, 1, 64, {150, 200}};
-    Device d(p, make_inputs(p, 9));
-    const Outputs wide = d.run();
-    flash_forward_of<true, Kind, 64, 16>(d.args(), Stream(0));
-    const std::vector<float> out = to_float(d.out.host()), lse = d.lse.host();
-    EXPECT(std::memcmp(out.data(), wide.out.data(), sizeof(float) * out.size()) == 0, "%s: out", p.text().c_str());
-    for (int t = 0; t < p.B * p.T; t++) {
-        const float narrow = lse[(size_t)(t / p.T * p.stride() + t % p.T)];
-        EXPECT(narrow == wide.lse[(size_t)t], "%s: lse of query %d", p.text().c_str(), t);
-    }
-}
-KERNEL_TEST("flash forward: causal, 16 and 32 rows per warp give the same bits") {
-    compare_rows_per_warp<FlashBias::None>();
-    compare_rows_per_warp<FlashBias::Linear>();
-    compare_rows_per_warp<FlashBias::Distance>();
-    compare_rows_per_warp<FlashBias::LogDistance>();
-    compare_rows_per_warp<FlashBias::Toeplitz>();
-}
-
 __global__ void place_kernel(int* out, FlashArgs args, int turns) {
     const FlashPlace place(args, turns);
     if (threadIdx.x == 0) { out[blockIdx.x] = place.bh * turns + place.turn; }

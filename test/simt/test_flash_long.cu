@@ -149,8 +149,8 @@ KERNEL_TEST("attention: the sum of the exponentials of 32,768 equal keys") {
     args.out = out.p;
     args.lse = lse.p;
     constexpr FlashBias None = FlashBias::None;
-    const size_t shared = flash_forward_shared(None, HS, flash_forward_rows(None, HS));
-    launch(flash_forward_kernel<true, FlashBias::None, HS>, Grid(1, FLASH_THREADS, shared, stream), args);
+    const size_t shared = flash_forward_shared(None, HS);
+    launch(flash_forward_kernel<true, FlashBias::None, HS, false>, Grid(1, FLASH_THREADS, shared, stream), args);
     const double portable = std::fabs(portable_lse.host()[T - 1] - want);
     const double flash = std::fabs(lse.host()[T - 1] - want);
     INFO("lse off by %.1e (portable), %.1e (tensor cores)", portable, flash);
@@ -188,11 +188,11 @@ KERNEL_TEST("flash backward: dS and dg of 16,320 equal pairs") {
         args.S_offset = d_S.p; args.S_origin = S_origin.p; args.g = d_g.p; args.dS = dS.p; args.dg = dg.p;
         FlashQueries* queries = (FlashQueries*)scratch.p;
         dS.set(Floats((size_t)T, 0.0f));
-        const Grid one(1, FLASH_THREADS, flash_backward_shared(HS, flash_backward_rows(HS)), stream);
+        const Grid one(1, FLASH_THREADS, flash_backward_shared(HS), stream);
         const Grid rows((size_t)T * (HS / 8) / FLASH_THREADS, FLASH_THREADS, 0, stream);
         launch(flash_backward_prepare_kernel<Kind, HS>, rows, queries, args);
-        launch(flash_backward_dkdv_kernel<false, Kind, HS>, one, args, queries);
-        launch(flash_backward_dq_kernel<false, Kind, HS>, one, args, queries, FlashSlabs());
+        launch(flash_backward_dkdv_kernel<false, Kind, HS, false>, one, args, queries);
+        launch(flash_backward_dq_kernel<false, Kind, HS, false>, one, args, queries, FlashSlabs());
     };
     double column = 0.0;
     double row = 0.0;

@@ -63,7 +63,7 @@ static size_t expect_no_conflicts(const char* what, const Lines& lines, size_t c
     }
     EXPECT(taken <= least + counted, "%s: %zu wavefronts, expected at most %zu%s", what, taken, least + counted,
            conflicts.c_str());
-    EXPECT(taken > 1000, "%s: %zu wavefronts", what, taken);
+    EXPECT(taken > 500, "%s: %zu wavefronts", what, taken);
     return taken;
 }
 template <FlashBias Kind, int HS> static void measure() {

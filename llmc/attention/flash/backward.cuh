@@ -29,10 +29,10 @@
 // launchers
 
 // Toeplitz: the number of each head's tiles of queries in one launch of the dq kernel, each with a slab for the sums of
-// its diagonals: enough to fill the machine, but at least 32 (2,048 tokens). An even number, or all of them
+// its diagonals: enough to fill the machine, but at least 32 (2,048 tokens).
 constexpr int FLASH_SLABS = 32;
 inline int flash_slabs(int BNH, int T) {
-    const int enough = round_up(ceil_div(2 * FLASH_WAVE, BNH), 2);
+    const int enough = ceil_div(2 * FLASH_WAVE, BNH);
     return imin(ceil_div(T, FLASH_TILE), imax(FLASH_SLABS, enough));
 }
 
@@ -47,29 +47,21 @@ inline size_t flash_backward_scratch(FlashBias Kind, int B, int T, int NH) {
 }
 
 // at_a_time: flash_slabs, or a test's choice
-template <bool Causal, FlashBias Kind, int HS, int Rows = flash_backward_rows(HS), bool Masked = false>
+template <bool Causal, FlashBias Kind, int HS, bool Masked = false>
 void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int at_a_time = 0) {
     const size_t BNH = (size_t)args.B * args.NH;
     const int tiles = ceil_div(args.T, FLASH_TILE);
     FlashQueries* queries = (FlashQueries*)scratch;
     FlashSlabs slabs = {(float*)(queries + BNH * tiles * flash_variants(Kind)), 0, 0};
     const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;      // HS/8 threads per query
-    const auto grid = [&](int rows, int of_warp) {
-        const size_t blocks = BNH * ceil_div(rows, flash_block_rows(of_warp));
-        return Grid(blocks, FLASH_THREADS, flash_backward_shared(HS, of_warp), stream);
-    };
+    const auto grid = [&](int tiles) { return Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream); };
     launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
-    constexpr int QueryRows = flash_dq_rows(Kind, Rows);
-    const auto launch_dq = [&](int rows) {
-        const Grid blocks = grid(rows, QueryRows);
-        if constexpr (Masked) { launch(flash_masked_dq_kernel<Causal, Kind, HS>, blocks, args, queries, slabs); }
-        else { launch(flash_backward_dq_kernel<Causal, Kind, HS, QueryRows>, blocks, args, queries, slabs); }
+    launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles), args, queries);
+    const auto launch_dq = [&](int tiles) {
+        launch(flash_backward_dq_kernel<Causal, Kind, HS, Masked>, grid(tiles), args, queries, slabs);
     };
-    const Grid key_blocks = grid(args.T, Rows);
-    if constexpr (Masked) { launch(flash_masked_dkdv_kernel<Causal, Kind, HS>, key_blocks, args, queries); }
-    else { launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Rows>, key_blocks, args, queries); }
     if (Kind != FlashBias::Toeplitz) {
-        launch_dq(args.T);
+        launch_dq(tiles);
         const double* partial = (const double*)slabs.data;
         if (Kind == FlashBias::Fire) {
             launch(flash_backward_fire_kernel, Grid(BNH, FLASH_THREADS, 0, stream), args.sums, partial, tiles);
@@ -80,10 +72,9 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     const size_t table_blocks = BNH * ceil_div(args.table_entries, FLASH_THREADS);
     for (; slabs.first < tiles; slabs.first += at_a_time) {
         slabs.count = imin(at_a_time, tiles - slabs.first);
-        launch_dq(slabs.count * FLASH_TILE);
+        launch_dq(slabs.count);
         const Grid columns(table_blocks, FLASH_THREADS, 0, stream);
-        if constexpr (Masked) { launch(flash_masked_table_kernel<Causal>, columns, args, slabs); }
-        else { launch(flash_backward_table_kernel<Causal>, columns, args, slabs); }
+        launch(flash_backward_table_kernel<Causal, Masked>, columns, args, slabs);
     }
 }
 
@@ -98,10 +89,9 @@ template <bool Causal, FlashBias Kind> bool flash_backward(const FlashArgs& args
               args.table_zero);
     }
     if (!flash_head_size(args.HS)) { return false; }
-    constexpr int Rows = FLASH_MASKED_ROWS;
     const bool masked = args.mask.exists();
-    if (masked && args.HS <= 64) { flash_backward_of<Causal, Kind, 64, Rows, true>(args, scratch, stream); }
-    else if (masked) { flash_backward_of<Causal, Kind, 128, Rows, true>(args, scratch, stream); }
+    if (masked && args.HS <= 64) { flash_backward_of<Causal, Kind, 64, true>(args, scratch, stream); }
+    else if (masked) { flash_backward_of<Causal, Kind, 128, true>(args, scratch, stream); }
     else if (args.HS <= 64) { flash_backward_of<Causal, Kind, 64>(args, scratch, stream); }
     else { flash_backward_of<Causal, Kind, 128>(args, scratch, stream); }
     return true;

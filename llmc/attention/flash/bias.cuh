@@ -1,12 +1,12 @@
-// attention/flash/bias.cuh -- the bias in attention/flash/forward.cuh: what a lane adds to its scores of a tile.
+// attention/flash/bias.cuh -- the bias in attention/flash/forward.cuh: what a lane's scores of a tile start from.
 #ifndef LLMC_ATTENTION_FLASH_BIAS_CUH
 #define LLMC_ATTENTION_FLASH_BIAS_CUH
 
 #include "tiles.cuh"
 
 // What a lane knows of its rows for the bias
-template <int Rows> struct FlashRowBias {
-    static constexpr int OWN = Rows / 8;
+struct FlashRowBias {
+    static constexpr int OWN = FLASH_OWN;
     float slope[OWN];           // flash_row_slope
     float inner[OWN];           // flash_row_inner
     int begin[OWN];             // flash_begin, with a mask
@@ -29,21 +29,19 @@ __device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OW
     fire.apply(f, y);
 }
 
-// scores (Rows,64), q.k from mma, become logits over scale, without row_bias. Edge: the tile of the warp's own
-// queries and the last one, with pairs on both sides and masks: columns after own_column, that of the lane's first row,
-// are masked if causal, columns from nj on are after the end of the keys. Masked: so are those that `mask` hides.  j0:
-// the tile's first key; keys_inv: args.inv of it
-template <bool Causal, FlashBias Kind, bool Edge, int Rows, bool Masked>
-__device__ inline void flash_add_bias(FlashFragment<Rows, FLASH_TILE>& scores, FlashRowBias<Rows>& rows,
-                                      const float* tile_bias, int own_column, int nj, const AttentionMask& mask,
-                                      int j0, const FlashFire& fire, const float* keys_inv) {
+// scores (FLASH_ROWS,64) become the bias over scale, without row_bias: what the product adds q.k to, so that no logit
+// waits for it. Edge: the tile of the own queries and the last one, with pairs on both sides.  keys_inv: args.inv of
+// the tile
+template <bool Causal, FlashBias Kind, bool Edge>
+__device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, FlashRowBias& rows,
+                                        const float* tile_bias, const FlashFire& fire, const float* keys_inv) {
     constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
     constexpr bool has_S = flash_has_S(Kind);
     constexpr bool has_table = flash_has_table(Kind);
-    constexpr int OWN = Rows / 8;
+    constexpr int OWN = FLASH_OWN;
     const int column = threadIdx.x % 4 * 2;                 // this lane's first of each 8
-    const int row = (int)threadIdx.x / 32 * Rows + (int)threadIdx.x % 32 / 4;   // its first, in the block
-    const FlashKeyS* keys_S = (const FlashKeyS*)tile_bias + row / FLASH_TILE;
+    const int row = (int)threadIdx.x / 32 * FLASH_ROWS + (int)threadIdx.x % 32 / 4;     // its first
+    const FlashKeyS* keys_S = (const FlashKeyS*)tile_bias;
     // 1. what is the same for all keys
     UNROLL
     for (int own = 0; own < OWN; own++) {
@@ -54,7 +52,7 @@ __device__ inline void flash_add_bias(FlashFragment<Rows, FLASH_TILE>& scores, F
     }
     // 2. what these keys bring. Tables: row group + 8 meets at column c + 8 the diagonal that row group meets at
     //    column c, so each entry is read once
-    const float* entry = tile_bias + (flash_block_rows(Rows) - 1) + column - row;
+    const float* entry = tile_bias + (FLASH_TILE - 1) + column - row;
     float table[OWN][2];                                    // of the lane's rows, at these 8 columns
     UNROLL
     for (int own = 0; own + 1 < OWN && has_table; own++) {
@@ -77,27 +75,39 @@ __device__ inline void flash_add_bias(FlashFragment<Rows, FLASH_TILE>& scores, F
         if (Kind == FlashBias::Fire) {
             flash_fire_row<Causal, OWN>(f, table, rows.slope, keys_inv + 8 * n + column, fire);
         }
-        // 3. the bias and the masks
+        // 3. the bias
         UNROLL
         for (int e = 0; e < 2 * OWN; e++) {
             const int own = e / 2;
-            const int c = 8 * n + column + e % 2;
             const float key = e % 2 == 0 ? keys.x : keys.y;
-            float& score = scores.pair(own, n)[e % 2];
+            float score = 0.0f;
             if (line && Edge) {                             // keys on both sides: the distance itself
-                score -= rows.slope[own] * fabsf(rows.from_ref[own] - key);
+                score = -rows.slope[own] * fabsf(rows.from_ref[own] - key);
             } else if (line) {                              // keys on one side: the rest is row_bias
-                score += rows.slope[own] * key;
+                score = rows.slope[own] * key;
             } else if (Kind == FlashBias::LogDistance) {
-                score -= rows.slope[own] * flash_log(rows.inner[own] * (rows.from_ref[own] - key));
+                score = -rows.slope[own] * flash_log(rows.inner[own] * (rows.from_ref[own] - key));
             } else if (Kind == FlashBias::Toeplitz) {
-                score += table[own][e % 2];
+                score = table[own][e % 2];
             } else if (Kind == FlashBias::Fire) {
-                score += f[e];
+                score = f[e];
             }
-            if (Edge && (c >= nj || (Causal && c > own_column + 8 * own))) { score = -INFINITY; }
-            if (Edge && Masked && mask.hides(own_column + 8 * own, c, rows.begin[own] - j0)) { score = -INFINITY; }
+            scores.pair(own, n)[e % 2] = score;
         }
+    }
+}
+
+// Hidden pairs of an Edge become -inf: columns from nj on, after the end of the keys; if causal those after own_column,
+// that of the lane's first row; Masked: those that `mask` hides.  j0: the tile's first key
+template <bool Causal, bool Masked>
+__device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const FlashRowBias& rows, int own_column, int nj,
+                                  const AttentionMask& mask, int j0) {
+    UNROLL
+    for (int e = 0; e < scores.SIZE; e++) {
+        const int c = scores.column(e);
+        const int row = own_column + 8 * scores.own(e);
+        if (c >= nj || (Causal && c > row)) { scores[e] = -INFINITY; }
+        if (Masked && mask.hides(row, c, rows.begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
     }
 }
 

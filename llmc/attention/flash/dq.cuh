@@ -58,8 +58,7 @@ struct FlashSlabs {
 
 // dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0. Launched after
 // each launch of the dq kernel: the first one overwrites, the rest continue the sum.
-template <bool Causal, bool Masked>
-__device__ __forceinline__ void flash_table_block(const FlashArgs& args, const FlashSlabs& slabs) {
+template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(FlashArgs args, FlashSlabs slabs) {
     const FlashBlock block(args, (int)gridDim.x / (args.B * args.NH));
     const int column = block.turn * blockDim.x + threadIdx.x;
     if (column >= args.table_entries) { return; }
@@ -80,12 +79,6 @@ __device__ __forceinline__ void flash_table_block(const FlashArgs& args, const F
     }
     *total = sum;
 }
-template <bool Causal> __global__ void flash_backward_table_kernel(FlashArgs args, FlashSlabs slabs) {
-    flash_table_block<Causal, false>(args, slabs);
-}
-template <bool Causal> __global__ void flash_masked_table_kernel(FlashArgs args, FlashSlabs slabs) {
-    flash_table_block<Causal, true>(args, slabs);
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // Fire
@@ -93,12 +86,12 @@ template <bool Causal> __global__ void flash_masked_table_kernel(FlashArgs args,
 // Adds the pairs of FlashFire::meet to the warp's sums. Hidden pairs have dlogit 0 and a finite y.
 template <int Columns>
 __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire& fire,
-                                      const FlashFragment<16, Columns>& dlogit, const FlashFragment<16, Columns>& y,
+                                      const FlashFragment<Columns>& dlogit, const FlashFragment<Columns>& y,
                                       const FlashArgs& args, const FlashQuery (&own_query)[2], const FlashQuery* key,
                                       int row, int column) {
     const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // by L, of each position's norm: descending
-    FlashFragment<16, Columns> by_c;
-    FlashFragment<16, Columns> by_L;
+    FlashFragment<Columns> by_c;
+    FlashFragment<Columns> by_L;
     UNROLL
     for (int e = 0; e < y.SIZE; e++) {
         const FlashQuery& query = own_query[y.own(e)];
@@ -117,10 +110,13 @@ __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire
 // the kernel
 
 // A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
-template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct FlashDq {
-    using Owner = FlashOwner<Kind, HS, Rows>;
-    using Scores = FlashFragment<Rows, FLASH_STRIP>;
-    static constexpr int OWN = Rows / 8;                    // the lane's rows
+template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
+    using Owner = FlashOwner<Kind, HS>;
+    static constexpr int STRIP = flash_strip(Kind, HS);
+    using Scores = FlashFragment<STRIP>;
+    static constexpr int OWN = FLASH_OWN;                   // the lane's rows
+    // whether the products read q and dout where they are; Toeplitz needs their place
+    static constexpr bool IN_PLACE = flash_wgmma(HS, STRIP) && Kind != FlashBias::Toeplitz;
     static constexpr bool cable = flash_is_cable(Kind);
     const FlashArgs& args;
     const Owner owner;
@@ -128,80 +124,55 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
     FlashFire fire;
     FlashFireSums fire_sums;
     FlashReach reach;                                       // Masked
-    int block_begin, block_end;                             // the tiles of keys that the block meets,
-    int begin, end;                                         // and those that this warp meets
+    int begin, end;                                         // the tiles of keys that the block meets
     // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
     struct Owned {                                          // of the owned queries
-        FlashOwned<HS, Rows, HS / 16> q, dout;              // one sum less than in the other kernel: they fit
-        FlashQuery query[Rows == 32 ? 1 : OWN];             // the lane's; 32 rows: in shared_query
+        FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
+        FlashQuery query[OWN];                              // the lane's
         float inv[OWN];                                     // Fire
     };
     struct Sums {
-        FlashFragment<Rows, HS> dQ = {};
+        FlashFragment<HS> dQ = {};
         float row[OWN] = {};                                // of dlogit over its sign, or of w
         float dg[OWN] = {};
     };
 
     __device__ FlashDq(const FlashArgs& args, const FlashQueries* queries, const FlashSlabs& slabs)
-        : args(args), owner(args, queries, turns(args, slabs), true, PART ? slabs.first * FLASH_TILE : 0),
+        : args(args), owner(args, queries, PART ? slabs.count : ceil_div(args.T, FLASH_TILE), true,
+                            PART ? slabs.first : 0),
           diagonals(find_diagonals(slabs)) {}
     static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
-    __device__ static int turns(const FlashArgs& args, const FlashSlabs& slabs) {
-        return ceil_div(PART ? slabs.count * FLASH_TILE : args.T, Owner::OWNED);
-    }
     // in the place of q and dout, which are in registers by then, and of the keys' values, which are not needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
-        const int own_tile = owner.row0 / FLASH_TILE;
-        return {(float*)owner.own_tile(0) + own_tile * FLASH_TILE * FLASH_TILE,
-                (float*)owner.values + own_tile * FLASH_TILE,
-                slabs.of(owner.block().bh, owner.tile(), owner.block().tiles)};
+        const FlashBlock& block = owner.block;
+        return {(float*)owner.own_tile(0), (float*)owner.values, slabs.of(block.bh, block.tile, block.tiles)};
     }
-    __device__ FlashQuery* shared_query() const { return (FlashQuery*)owner.shared_rest; }      // (OWNED)
-
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
     __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
     __device__ void find_keys() {
-        const FlashBlock& block = owner.block();
-        block_begin = block.tiles;
-        block_end = 0;
-        for (int tile = 0; tile < flash_block_tiles(Rows); tile++) {
-            const int m = owner.first_tile() + tile;
-            if (m >= block.live_tiles()) { continue; }
-            block_begin = imin(block_begin, block.first_key_tile(args, m));
-            block_end = imax(block_end, block.template end_key_tile<Causal, Kind>(args, m));
-        }
+        const FlashBlock& block = owner.block;
         const bool live = owner.tile() < block.live_tiles();
         begin = live ? block.first_key_tile(args, owner.tile()) : 0;
         end = live ? block.template end_key_tile<Causal, Kind>(args, owner.tile()) : 0;
         if (Masked) {
             reach = FlashReach::of<Causal>(args, block.bh, owner.tile(), block.live_tiles());
-            block_begin = begin = reach.begin();
-            block_end = end = reach.end;
-        }
-    }
-    // the values of the owned queries. A tile after T has none: it reads those of other queries and does not use them
-    __device__ void load_values(Owned& own) const {
-        const FlashBlock& block = owner.block();
-        if (Rows == 32) {
-            const int tile = imin(owner.first_tile() + (int)threadIdx.x / FLASH_TILE, block.tiles - 1);
-            const FlashQueries* from = block.template queries<Kind>(owner.queries, tile, FROM_CHUNK);
-            cp_async_16(shared_query() + threadIdx.x, from->row + threadIdx.x % FLASH_TILE, true);
-            return;
-        }
-        const FlashQueries* from = block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
-        UNROLL
-        for (int r = 0; r < OWN && Rows != 32; r++) {
-            own.query[r] = from->row[owner.row(r)];
-            own.inv[r] = own.query[r].weight;
+            begin = reach.begin();
+            end = reach.end;
         }
     }
     __device__ void load_owned(Owned& own) {
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
-        if (block_begin < block_end) { fetch(block_begin, 0); }
-        if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block().h); }
-        load_values(own);
+        if (begin < end) { fetch(begin, 0); }
+        if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+        const FlashQueries* from = owner.block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
+        UNROLL
+        for (int r = 0; r < OWN; r++) {
+            own.query[r] = from->row[owner.row(r)];
+            own.inv[r] = own.query[r].weight;
+        }
         cp_async_commit();
         cp_async_wait<0>();
+        fence_proxy_async();
         __syncthreads();
         own.q.load(owner.own_tile(0), owner.row0);
         own.dout.load(owner.own_tile(1), owner.row0);
@@ -211,28 +182,51 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
             fire_sums.clear();
         }
     }
-    // P holds scores, dlogit holds dP and becomes P (dP - row_dot): of the keys of tile n from c0 on, two keys of a
-    // query at a time. Their part of the sums over the tile; Toeplitz's tile
-    template <bool Edge>
-    __device__ void take_gradient(Scores& P, Scores& dlogit, const Owned& own, float (&tile_sum)[OWN],
-                                  float (&tile_dg)[OWN], int n, int c0, int stage) const {
+    // The lane's e-th pair of a strip that begins with key c0 of a tile: two keys of a query. Its row and column in a
+    // fragment, and the first key in the tile
+    __device__ static int pair_row(int e) { return e / (STRIP / 8); }
+    __device__ static int pair_column(int e) { return e % (STRIP / 8); }
+    __device__ int pair_key(int e, int c0) const { return c0 + pair_column(e) * 8 + owner.lane % 4 * 2; }
+    // what the products of the keys of tile n from c0 on start from; Fire: P holds B
+    __device__ void start(Scores& P, Scores& dP, const FlashQuery (&queries)[OWN], const FlashQuery* keys, float side,
+                          int n, int c0) const {
         UNROLL
-        for (int e = 0; e < FLASH_STRIP / 8 * OWN; e++) {
-            const int lane_row = e / (FLASH_STRIP / 8);
-            const int n8 = e % (FLASH_STRIP / 8);
+        for (int e = 0; e < STRIP / 8 * OWN; e++) {
+            const int r = pair_row(e);
+            const int c = pair_key(e, c0);
+            float key[2];
+            UNROLL
+            for (int k = 0; k < 2; k++) {
+                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
+                if (Kind == FlashBias::Toeplitz) {
+                    key[k] = flash_table(args, owner.block.h, owner.first() + owner.row(r), n * FLASH_TILE + c + k);
+                }
+            }
+            const int n8 = pair_column(e);
+            const FlashQuery query[2] = {queries[r], queries[r]};
+            FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side, 1.0f / args.scale);
+        }
+    }
+    // P holds scores, dlogit holds dP - row_dot and becomes P (dP - row_dot): of the keys of tile n from c0 on. Their
+    // part of the sums over the tile; Toeplitz's tile
+    template <bool Edge>
+    __device__ void take_gradient(Scores& P, Scores& dlogit, const FlashQuery (&queries)[OWN], const FlashQuery* keys,
+                                  float (&tile_sum)[OWN], float (&tile_dg)[OWN], float side, int n, int c0) const {
+        UNROLL
+        for (int e = 0; e < STRIP / 8 * OWN; e++) {
+            const int lane_row = pair_row(e);
+            const int n8 = pair_column(e);
             const int r = owner.row(lane_row);
-            const int c = c0 + n8 * 8 + owner.lane % 4 * 2;           // the first key of the two, in its tile
+            const int c = pair_key(e, c0);
             const int i = owner.first() + r;
             const int j = n * FLASH_TILE + c;
-            FlashQuery query = Rows == 32 ? shared_query()[r] : own.query[lane_row];
-            if (cable) { query.place = owner.place(r, stage); }       // counted from what the keys' are
-            const int begins = Edge && Masked ? flash_begin(args, owner.block().b, i) : 0;
+            const FlashQuery& query = queries[lane_row];
+            const int begins = Edge && Masked ? flash_begin(args, owner.block.b, i) : 0;
             float key[2];
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (flash_has_S(Kind)) { key[k] = owner.met_values(stage)[c + k].place; }
-                if (Kind == FlashBias::Toeplitz) { key[k] = flash_table(args, owner.block().h, i, j + k); }
+                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
                 hidden[k] = Edge && owner.template hides<Causal, Masked>(i, j + k, begins);
             }
             float* dlogit_pair = dlogit.pair(lane_row, n8);
@@ -243,7 +237,7 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
                 if (Kind == FlashBias::Distance) {          // on a bidirectional diagonal each pair has its own sign
                     const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
                     tile_sum[lane_row] += negative ? -pair.dlogit[k] : pair.dlogit[k];
-                    tile_dg[lane_row] -= pair.dlogit[k] * fabsf(pair.distance[k]);
+                    tile_dg[lane_row] += pair.dlogit[k] * (side == 0.0f ? -fabsf(pair.distance[k]) : key[k]);
                 }
                 if (Kind == FlashBias::LogDistance) {
                     tile_sum[lane_row] += pair.dlogit[k] * pair.bend[k];
@@ -251,7 +245,7 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
                 }
                 dlogit_pair[k] = pair.dlogit[k];
             }
-            if (Kind == FlashBias::Toeplitz) { diagonals.put(r % FLASH_TILE, c, pair.dlogit[0], pair.dlogit[1]); }
+            if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
         }
     }
     // The pairs of the owned queries and the keys of tile n. Edge: the tile is on the diagonal or has hidden pairs
@@ -259,74 +253,93 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
         const bf16* V_tile = K_tile + FLASH_TILE * HS;
         const FlashQuery* keys = owner.met_values(stage);
         const int row = owner.first() + owner.row0;
+        const float side = flash_side<Causal, Edge>(owner.tile(), n);
         float tile_sum[OWN] = {};                           // summed first: docs/attention.md, "Sums of many keys"
         float tile_dg[OWN] = {};
-        for (int c0 = 0; c0 < FLASH_TILE; c0 += FLASH_STRIP) {
-            // 3. scores = Q K^T and dP = dout V^T
+        FlashQuery queries[OWN];                            // the lane's, as these keys meet them
+        UNROLL
+        for (int r = 0; r < OWN; r++) {
+            queries[r] = own.query[r];
+            if (cable) { queries[r].place = owner.place(owner.row(r), stage); }
+            if (Kind == FlashBias::Distance) { queries[r].start -= side * queries[r].weight * queries[r].place; }
+        }
+        ONE_BY_ONE
+        for (int c0 = 0; c0 < FLASH_TILE; c0 += STRIP) {
+            // 3. scores = B - lse + Q K^T and dP = dout V^T - row_dot
             Scores P;
             Scores dlogit;
             Scores y;                                       // Fire
-            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
-            P.multiply_transposed(own.q, owner.own_tile(0), owner.row0, K_tile, c0);
-            dlogit.multiply_transposed(own.dout, owner.own_tile(1), owner.row0, V_tile, c0);
             if (Kind == FlashBias::Fire) {
-                fire.meet(args, row, Rows, n * FLASH_TILE + c0, FLASH_STRIP);
+                fire.meet(args, row, FLASH_ROWS, n * FLASH_TILE + c0, STRIP);
                 flash_fire_y(y, args, own.inv, keys + c0, row, n * FLASH_TILE + c0);
-                flash_fire_add(P, y, fire);
+                fire.apply(P, y);
             }
+            start(P, dlogit, queries, keys, side, n, c0);
+            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
+            wgmma_fence();
+            P.add_transposed(own.q, owner.own_tile(0), owner.row0, K_tile, c0);
+            dlogit.add_transposed(own.dout, owner.own_tile(1), owner.row0, V_tile, c0);
+            wgmma_wait();
             // 4. dlogit = P (dP - row_dot), and what the bias sums of it
-            take_gradient<Edge>(P, dlogit, own, tile_sum, tile_dg, n, c0, stage);
+            take_gradient<Edge>(P, dlogit, queries, keys, tile_sum, tile_dg, side, n, c0);
             if constexpr (Kind == FlashBias::Fire) {
                 flash_fire_sum(fire_sums, fire, dlogit, y, args, own.query, keys + c0, row, n * FLASH_TILE + c0);
             }
-            const bool complete = Kind == FlashBias::LogDistance || c0 + FLASH_STRIP == FLASH_TILE;
             UNROLL
-            for (int r = 0; r < OWN && complete; r++) {     // LogDistance: earlier, because registers are scarce
+            for (int r = 0; r < OWN && Kind == FlashBias::LogDistance; r++) {   // early, because registers are scarce
                 sums.dg[r] += tile_dg[r];
                 tile_dg[r] = 0.0f;
             }
             // 5. dQ += dlogit K
-            UNROLL
-            for (int k = 0; k < FLASH_STRIP / 8; k += 2) { sums.dQ.add_product(dlogit, k, K_tile, c0 + k * 8); }
+            const FlashLeft<STRIP> left(dlogit);
+            wgmma_fence();
+            sums.dQ.add_product(left, K_tile, c0);
+            wgmma_wait();
         }
         UNROLL
-        for (int r = 0; r < OWN; r++) { sums.row[r] += tile_sum[r]; }
+        for (int r = 0; r < OWN; r++) {
+            sums.row[r] += tile_sum[r];
+            // keys on one side: -sum dlogit |S_i - S_j| = side (sum dlogit S_j - S_i sum dlogit)
+            if (Kind == FlashBias::Distance) {
+                sums.dg[r] += side == 0.0f ? tile_dg[r] : side * (tile_dg[r] - queries[r].place * tile_sum[r]);
+            }
+        }
     }
     // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it
-    __device__ void turn_sign(Sums& sums, int n, bool met) const {
+    __device__ void turn_sign(Sums& sums, int n) const {
         UNROLL
         for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
-            sums.row[r] = n == owner.tile() + 1 && met ? -sums.row[r] : sums.row[r];
+            sums.row[r] = n == owner.tile() + 1 ? -sums.row[r] : sums.row[r];
         }
     }
-    // Toeplitz: the diagonals of tile n; met: by this warp
-    __device__ void add_diagonals(int n, bool met) const {
-        __syncthreads();                                    // the tiles of dlogit are complete
+    // Toeplitz: the diagonals of tile n
+    __device__ void add_diagonals(int n) const {
+        __syncthreads();                                    // the tile of dlogit is complete
         const bool starts = n == begin || (Masked && n == reach.first && reach.sinks_end < reach.first);
-        if (threadIdx.x < Owner::OWNED && met) { diagonals.add(n, starts); }
+        if (threadIdx.x < FLASH_TILE) { diagonals.add(n, starts); }
         if (Masked && reach.gap_after(n) && threadIdx.x < 63) { diagonals.end_after(n); }
     }
     // no tile on the right takes the last diagonals
     __device__ void store_diagonals() const {
         __syncthreads();
-        const bool own = threadIdx.x < Owner::OWNED && threadIdx.x % FLASH_TILE < 63;
-        if (begin < end && own) { diagonals.end_after(end - 1); }
+        if (begin < end && threadIdx.x < 63) { diagonals.end_after(end - 1); }
     }
     // the warps' sums
     __device__ void store_fire(double* partial) const {
         constexpr int SIZE = FIRE_PIECES * FIRE_SUMS;
-        const int blocks = ceil_div(args.T, Owner::OWNED);  // of a head
-        partial += ((size_t)owner.block().bh * blocks + owner.first() / Owner::OWNED) * SIZE;
+        partial += ((size_t)owner.block.bh * owner.block.tiles + owner.tile()) * SIZE;
         __syncthreads();
         for (int e = threadIdx.x; e < SIZE; e += FLASH_THREADS) {
             double sum = 0.0;
-            for (int r = 0; r < Owner::OWNED; r += Rows) { sum += ((const double*)(owner.own_tile(0) + r * HS))[e]; }
+            for (int r = 0; r < FLASH_TILE; r += FLASH_ROWS) {
+                sum += ((const double*)(owner.own_tile(0) + r * HS))[e];
+            }
             partial[e] = sum;
         }
         __syncthreads();                                    // dQ takes their place
     }
     __device__ void store_dq(Sums& sums) const {
-        const FlashBlock& block = owner.block();
+        const FlashBlock& block = owner.block;
         bf16* dq = args.dqkv + (size_t)(block.b * args.stride + owner.first()) * args.OC + block.h * block.columns;
         float factor[OWN];
         UNROLL
@@ -337,64 +350,51 @@ template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked> struct Fla
         UNROLL
         for (int r = 0; r < OWN && cable; r++) {
             const int i = owner.first() + owner.row(r);
-            const float g = Rows == 32 ? shared_query()[owner.row(r)].weight : own.query[r].weight;
+            const float g = own.query[r].weight;
             const float sum = quad_sum(sums.row[r]);
             const float moment = quad_sum(sums.dg[r]);
             const float sign = Causal || end <= owner.tile() + 1 ? 1.0f : -1.0f;    // of the last tile: see turn_sign
-            const size_t to = (size_t)owner.block().bh * args.stride + i;
+            const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
-            // g of Distance is in units of log2: LN2 takes it back
-            args.dS[to] -= Kind == FlashBias::Distance ? LN2 * (g * (sign * sum)) : 2.0f * (g * sum);
+            // g of Distance is over scale
+            args.dS[to] -= Kind == FlashBias::Distance ? args.scale * (g * (sign * sum)) : 2.0f * (g * sum);
             args.dg[to] = moment;
         }
     }
 };
 
-template <bool Causal, FlashBias Kind, int HS, int Rows, bool Masked>
-__device__ __forceinline__ void flash_dq_block(const FlashArgs& args, const FlashQueries* queries,
-                                               const FlashSlabs& slabs) {
-    using Dq = FlashDq<Causal, Kind, HS, Rows, Masked>;
+template <bool Causal, FlashBias Kind, int HS, bool Masked>
+__global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS))
+flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs slabs) {
+    using Dq = FlashDq<Causal, Kind, HS, Masked>;
     Dq dq(args, queries, slabs);
     typename Dq::Owned own;
     typename Dq::Sums sums;
-    const FlashBlock& block = dq.owner.block();
-    const int m = dq.owner.tile();
+    const FlashBlock& block = dq.owner.block;
+    const int m = block.tile;
     // 1. the owned queries with their dout, and the first tile of keys
     dq.find_keys();
     dq.load_owned(own);
     int stage = 0;
-    for (int n = dq.block_begin; n < dq.block_end; n = dq.after(n), stage ^= 1) {
+    for (int n = dq.begin; n < dq.end; n = dq.after(n), stage ^= 1) {
         // 2. this tile of keys has arrived, the next one may start
         cp_async_wait<0>();
+        fence_proxy_async();
         __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
-        if (dq.after(n) < dq.block_end) { dq.fetch(dq.after(n), stage ^ 1); }
+        if (dq.after(n) < dq.end) { dq.fetch(dq.after(n), stage ^ 1); }
         const bf16* K_tile = dq.owner.streamed_tile(stage);
-        const bool met = flash_block_tiles(Rows) == 1 || (n >= dq.begin && n < dq.end);
-        dq.turn_sign(sums, n, met);
+        dq.turn_sign(sums, n);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
-        if (met) {
-            if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
-                dq.template meet<true>(sums, own, K_tile, n, stage);
-            } else { dq.template meet<false>(sums, own, K_tile, n, stage); }
-        }
-        if (Kind == FlashBias::Toeplitz) { dq.add_diagonals(n, met); }
+        if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
+            dq.template meet<true>(sums, own, K_tile, n, stage);
+        } else { dq.template meet<false>(sums, own, K_tile, n, stage); }
+        if (Kind == FlashBias::Toeplitz) { dq.add_diagonals(n); }
     }
     // 6. store
     if (Kind == FlashBias::Toeplitz) { dq.store_diagonals(); }
     if (Kind == FlashBias::Fire) { dq.store_fire((double*)slabs.data); }
     dq.store_dq(sums);
     dq.store_row_sums(sums, own);
-}
-
-template <bool Causal, FlashBias Kind, int HS, int Rows = flash_dq_rows(Kind, flash_backward_rows(HS))>
-__global__ void __launch_bounds__(FLASH_THREADS, flash_backward_blocks(HS, Rows))
-flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs slabs) {
-    flash_dq_block<Causal, Kind, HS, Rows, false>(args, queries, slabs);
-}
-template <bool Causal, FlashBias Kind, int HS>
-__global__ void __launch_bounds__(FLASH_THREADS, 2)
-flash_masked_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs slabs) {
-    flash_dq_block<Causal, Kind, HS, FLASH_MASKED_ROWS, true>(args, queries, slabs);
 }
 
 #endif

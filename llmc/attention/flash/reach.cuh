@@ -5,47 +5,27 @@
 
 #include "tiles.cuh"
 
-// The tiles of keys that a block visits, in the order of its loop: for queries in the tiles 2 and 3, with 6 tiles of
-// tokens, 3 2 1 0 if causal, 3 2 1 0 4 5 if not, without those outside the spans of both. A warp skips those outside
-// the span of its own tile. It meets the tile of its own queries first, or after the one to its right; what follows
-// lies on one side of the queries and is free of masks, except at the end of the keys.
+// The tiles of keys that a block visits, in the order of its loop: for queries in tile 3, with 6 tiles of tokens,
+// 3 2 1 0 if causal, 3 2 1 0 4 5 if not, without those outside their span. All but the first, which is the queries'
+// own, are free of masks, except at the end of the keys.
 template <bool Causal, bool Skips> struct FlashWalk {
-    int start;                              // the first tile
-    int left;                               // how many tiles the first and those to its left are
+    int own, left;                          // the queries' tile; how many tiles it and those to its left are
     int count;                              // of all tiles
-    int own_first;                          // the span of this warp's tile; of padding, none
-    int own_last;
 
-    // Skips: the bias has spans.  owned: tiles of the block, from m0 on; own: this warp's.  tokens: of this sequence
-    __device__ FlashWalk(const FlashArgs& args, int bh, int m0, int owned, int own, int tokens) {
-        const bool spans = Skips && args.span != nullptr;
+    // Skips: the bias has spans.  own: the tile of the block's queries.  tokens: of this sequence
+    __device__ FlashWalk(const FlashArgs& args, int bh, int own, int tokens) : own(own) {
         const int end = ceil_div(tokens, FLASH_TILE);
-        start = imin(m0 + owned, end) - 1;
-        own_first = 0;
-        own_last = end - 1;
-        int first = spans ? m0 : 0;
-        int last = spans ? start : end - 1;
-        for (int m = m0; m <= start && spans; m++) {
-            const FlashSpan span = args.span[(size_t)bh * ceil_div(args.T, FLASH_TILE) + m];
-            first = imin(first, span.first);
-            last = imax(last, span.last);
-            own_first = m == own ? span.first : own_first;
-            own_last = m == own ? span.last : own_last;
-        }
-        if (Causal) { own_last = own; }
-        if (own >= end) { own_last = -1; }
-        left = m0 < end ? start - first + 1 : 0;            // none: all the queries are padding
+        FlashSpan span = {0, end - 1};
+        if (Skips && args.span != nullptr) { span = args.span[(size_t)bh * ceil_div(args.T, FLASH_TILE) + own]; }
+        left = own < end ? own - span.first + 1 : 0;        // none: all the queries are padding
         count = left;
-        if (!Causal && m0 < end) { count += last - start; }
+        if (!Causal && own < end) { count += span.last - own; }
     }
-    __device__ int tile(int it) const { return Causal || it < left ? start - it : start + it - left + 1; }
-    __device__ bool is_own(int n) const { return n <= own_last && (!Skips || n >= own_first); }
+    __device__ int tile(int it) const { return Causal || it < left ? own - it : own + it - left + 1; }
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// with a mask: the kernels own 64 rows per block
-
-constexpr int FLASH_MASKED_ROWS = 16;                       // of a warp
+// with a mask
 
 // The tiles sinks_begin .. sinks_end-1 and then first .. end-1. Both ranges end with the queries' own tile, or
 // (bidirectional) continue after it. Sinks to the right of the window are part of the second range, so there is no gap.
@@ -94,7 +74,7 @@ template <bool Causal> struct FlashMaskedWalk {
     int own;
     int left, sinks, count;
 
-    __device__ FlashMaskedWalk(const FlashArgs& args, int bh, int, int, int own, int tokens) : own(own) {
+    __device__ FlashMaskedWalk(const FlashArgs& args, int bh, int own, int tokens) : own(own) {
         reach = FlashReach::of<Causal>(args, bh, own, ceil_div(tokens, FLASH_TILE));
         left = reach.end > 0 ? own - reach.first + 1 : 0;
         sinks = reach.sinks_end - reach.sinks_begin;
@@ -104,7 +84,6 @@ template <bool Causal> struct FlashMaskedWalk {
         if (it < left) { return own - it; }
         return it < left + sinks ? reach.sinks_end - 1 - (it - left) : own + 1 + (it - left - sinks);
     }
-    __device__ bool is_own(int) const { return true; }
 };
 
 #endif
