@@ -4,11 +4,21 @@ instructions themselves; this one puts the operands into their text and compares
 sees an operand in another's place, which on a GPU would be a wrong number."""
 import os
 import re
+import subprocess
 import unittest
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
-# function -> its instruction. cvt.rn.bf16x2.f32 d, a, b: a goes to the upper half of d, b to the lower one.
+
+def wgmma(columns, a, more):
+    d = ", ".join(f"d[{n}][{i}]:+f" for n in range(columns // 8) for i in range(4))
+    return (f"{{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
+            f"{{{d}}}, {a}, b.from(at):l, add, 1, 1, {more};}}")
+
+
+REGISTERS = "{a[0]:r, a[1]:r, a[2]:r, a[3]:r}"
+# function -> its instruction, or those of all functions with that name.
+# cvt.rn.bf16x2.f32 d, a, b: a goes to the upper half of d, b to the lower one
 INSTRUCTIONS = {
     "ex2": "ex2.approx.ftz.f32 y:=f, x:f;",
     "rcp": "rcp.approx.ftz.f32 y:=f, x:f;",
@@ -21,6 +31,11 @@ INSTRUCTIONS = {
     "mma_m16n8k16":
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {d[0]:+f, d[1]:+f, d[2]:+f, d[3]:+f}, "
         "{a[0]:r, a[1]:r, a[2]:r, a[3]:r}, {b0:r, b1:r}, {d[0]:+f, d[1]:+f, d[2]:+f, d[3]:+f};",
+    "wgmma": [wgmma(64, REGISTERS, "Transposed:n"), wgmma(32, REGISTERS, "Transposed:n"),
+              wgmma(64, "a.from(at):l", "0, 0"), wgmma(32, "a.from(at):l", "0, 0")],
+    "wgmma_fence": "wgmma.fence.sync.aligned;",
+    "wgmma_wait": "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
+    "fence_proxy_async": "fence.proxy.async.shared::cta;",
     "cp_async_16": "cp.async.cg.shared.global [shared shared:r], [global:l], 16, valid ? 16 : 0:r;",
     "cp_async_commit": "cp.async.commit_group;",
     "cp_async_wait": "cp.async.wait_group N:n;",
@@ -35,16 +50,20 @@ BODIES = {
     "syncwarp": ["__syncwarp(~0u);"],
 }
 # What must not be moved, nor left out: they wait, or work on memory that the compiler does not see
-VOLATILE = {"named_barrier", "ldmatrix_x4", "ldmatrix_x4_trans", "mma_m16n8k16", "cp_async_16", "cp_async_commit",
-            "cp_async_wait"}
+ON_REGISTERS = {"mma_m16n8k16", "wgmma"}
+VOLATILE = ON_REGISTERS | {"named_barrier", "ldmatrix_x4", "ldmatrix_x4_trans", "wgmma_fence", "wgmma_wait",
+                           "fence_proxy_async", "cp_async_16", "cp_async_commit", "cp_async_wait"}
 
 
 def functions():
     """name -> the parameters and the bodies of the functions with that name"""
     with open(os.path.join(ROOT, "llmc", "base", "ptx.cuh"), encoding="utf-8") as f:
-        text = re.sub(r"//.*", "", f.read())
+        text = re.sub(r"#include.*", "", f.read())
+    hopper = ["-D__CUDACC__", "-D__CUDA_ARCH_FEAT_SM90_ALL"]
+    text = subprocess.run([os.environ.get("CXX", "g++"), "-E", "-P", "-x", "c++", *hopper, "-"], input=text, text=True,
+                          capture_output=True, check=True).stdout
     found = {}
-    for m in re.finditer(r"__device__ inline \w+ (\w+)\((.*?)\) \{(.*?)\}\s*(?=\n__device__|\ntemplate|\n#|\n\n|$)",
+    for m in re.finditer(r"__device__ inline \w+ (\w+)\((.*?)\) \{(.*?)\}\s*(?=__device__|template|struct|constexpr|$)",
                          text, re.S):
         found.setdefault(m[1], []).append((m[2], " ".join(m[3].split())))
     return found
@@ -71,24 +90,40 @@ class Ptx(unittest.TestCase):
     def test_operands(self):
         for name, wanted in INSTRUCTIONS.items():
             with self.subTest(function=name):
-                (_, body), = functions()[name]
-                asm = body[body.index("asm"):]
-                text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', asm[:re.search(r'" ?(:|\))', asm).start() + 1]))
-                parts = operands(asm)
-                for k in sorted(range(len(parts)), reverse=True):
-                    text = text.replace(f"%{k}", "{1}:{0}".format(*parts[k]))
-                self.assertEqual(text.strip(), wanted)
-                self.assertEqual("asm volatile" in asm, name in VOLATILE)
-                self.assertEqual('"memory"' in asm, name in VOLATILE - {"mma_m16n8k16"})
+                bodies = [body for _, body in functions()[name]]
+                self.assertEqual([self.instruction(body) for body in bodies], wanted if name == "wgmma" else [wanted])
+                for body in bodies:
+                    self.assertEqual("asm volatile" in body, name in VOLATILE)
+                    self.assertEqual('"memory"' in body, name in VOLATILE - ON_REGISTERS)
+
+    def instruction(self, body):
+        """the text of a body's asm statements, with its operands"""
+        texts = []
+        for asm in re.findall(r"asm.*?\);(?= *(?:asm|return|$))", body):
+            text = "".join(re.findall(r'"((?:[^"\\]|\\.)*)"', asm[:re.search(r'" ?(:|\))', asm).start() + 1]))
+            parts = operands(asm)
+            for k in sorted(range(len(parts)), reverse=True):
+                text = text.replace(f"%{k}", "{1}:{0}".format(*parts[k]))
+            texts.append(text.strip())
+        return " ".join(texts)
 
     def test_what_they_return(self):
         for name in INSTRUCTIONS:
-            (_, body), = functions()[name]
+            _, body = functions()[name][0]
             result = re.match(r"(?:float|uint32_t) (\w+);", body)
             with self.subTest(function=name):
                 self.assertEqual(result is not None, name in ("ex2", "rcp", "lg2", "pack_bf16"))
                 if result:
                     self.assertTrue(body.endswith(f"return {result[1]};"), body)
+
+    def test_descriptor(self):
+        """128-byte swizzle in bits 62 and 63, 1,024 bytes between eight rows in bits 32 to 45, all over 16"""
+        with open(os.path.join(ROOT, "llmc", "base", "ptx.cuh"), encoding="utf-8") as f:
+            text = " ".join(f.read().split())
+        self.assertIn("low((uint32_t)__cvta_generic_to_shared(p) >> 4)", text)
+        self.assertIn("SWIZZLE_128 = 1u << 30, EIGHT_ROWS = 1024 >> 4;", text)
+        self.assertIn('asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low + bytes / 16), '
+                      '"r"(SWIZZLE_128 | EIGHT_ROWS));', text)
 
     def test_parameters(self):
         found = functions()
