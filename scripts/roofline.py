@@ -52,7 +52,7 @@ GPUS = {
 PRODUCT = (770 + 800) / 2 / 989.4       # of the datasheet's TFLOP/s
 COPY = 4300 / 4800                      # of its GB/s
 # What is reached of each limit: at least, at most. Measured at 1ee49cd on an H100, by the profile of a step of 124M
-# (dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.md).
+# (dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.md); attention at a48c6ac.
 RATES = {
     "tensor": (0.84, 1.01),     # of a large product, by cuBLASLt's first heuristic with K = 768 to 3,072
     "stream": (0.86, 1.0),      # of a copy, by elementwise kernels, 16 bytes a load
@@ -61,8 +61,8 @@ RATES = {
     "states": (0.77, 0.85),     # of a copy, by AdamW's seven arrays side by side
 }
 # TFLOP/s of attention on an H100, causal, head size 64, T 1,024, no bias: alone, and in a step, where clocks are lower.
-# The backward is counted for its seven products. With T they grow by T / (T + 340).
-ATTENTION = {"forward": (190, 240), "backward": (235, 265)}
+# The backward is counted for its seven products. With T they grow by T / (T + 280).
+ATTENTION = {"forward": (240, 318), "backward": (290, 350)}
 LAUNCH = 2e-6               # seconds between the end of a kernel and the next one's work
 CHAIN = {"chunk": 2.5e-6,   # a chunk of 128 tokens of cable_forward_kernel: scans, barriers
          "back": 6.2e-6,    # the same of cable_backward_kernel, which goes over them three times
@@ -75,10 +75,10 @@ HOT, HOTS = 0.038, 0.44     # shares of the most frequent token, and of all with
 # Of the TFLOP/s of `none` with heads of 64: forward and backward, measured with the rates above at T 1,024, heads of
 # 128 at T 4,096. fire's follow from its instructions: a guess.
 SHARES = {
-    64: {"none": (1, 1), "linear": (0.955, 0.936), "distance": (0.802, 0.814), "log": (0.740, 0.671),
-         "toeplitz": (0.879, 0.563), "fire": (0.873, 0.584)},
-    128: {"none": (0.979, 0.896), "linear": (0.934, 0.882), "distance": (0.842, 0.851), "log": (0.763, 0.758),
-          "toeplitz": (0.867, 0.710), "fire": (0.580, 0.483)},
+    64: {"none": (1, 1), "linear": (0.87, 0.93), "distance": (0.80, 0.85), "log": (0.71, 0.67),
+         "toeplitz": (0.82, 0.68), "fire": (0.70, 0.45)},
+    128: {"none": (0.86, 0.66), "linear": (0.81, 0.64), "distance": (0.79, 0.61), "log": (0.71, 0.555),
+          "toeplitz": (0.75, 0.52), "fire": (0.45, 0.38)},
 }
 
 # --pos: the form of its bias in the tensor-core kernels
@@ -198,7 +198,7 @@ def product_rows(s, gpu):
 def attention_rates(kind, HS, T, gpu):
     """(least, most) TFLOP/s, forward and backward"""
     h100 = GPUS["H100"]
-    speed = gpu.sms * gpu.ghz * gpu.mma / (h100.sms * h100.ghz * h100.mma) * (T / (T + 340)) / (1024 / (1024 + 340))
+    speed = gpu.sms * gpu.ghz * gpu.mma / (h100.sms * h100.ghz * h100.mma) * (T / (T + 280)) / (1024 / (1024 + 280))
     return [(least * speed * share, most * speed * share)
             for (least, most), share in zip(ATTENTION.values(), SHARES[HS][kind])]
 

@@ -201,13 +201,14 @@ class Gpus(unittest.TestCase):
                     self.assertAlmostEqual(got, 1e-3 * ms + 2e-6, places=9)
 
     def test_attention_of_long_sequences(self):
-        """the rates are of T 1,024; at 16,384 an H100 reached 306.6 TFLOP/s forward"""
+        """the rates are of T 1,024; at 16,384 an H100 reached 312 and 311 TFLOP/s, of five products in the backward"""
         long = roofline.attention_rates("none", 64, 16384, roofline.GPUS["H100"])
-        self.assertAlmostEqual(long[0][1] / 306.6, 1, delta=0.03)
+        for (least, most), reached in zip(long, (312, 311 * 7 / 5)):
+            self.assertTrue(least < reached < most, long)
 
     def test_a_measured_step(self):
         """the prediction is near what an H100 took; the rates are from cable's profile, and none's step is not"""
-        items = json.loads(read("dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json"))["stages"]["step"]["items"]
+        items = json.loads(read("dev/results/NVIDIA-H100-80GB-HBM3_a48c6acfe0ea.json"))["stages"]["step"]["items"]
         for pos in ("cable", "none"):
             gpu = roofline.GPUS["H100"]
             predicted = roofline.range_of(rows_of(pos=pos, gpu=gpu)[1], gpu)[1]
@@ -215,7 +216,7 @@ class Gpus(unittest.TestCase):
 
     def test_what_the_documents_say(self):
         """docs/predictions.md: GPT-2 124M, cable, T 1,024, B 64"""
-        for name, expected in ("H200", (111.6, 118.3, 125.1)), ("H100", (119.1, 125.9, 132.8)):
+        for name, expected in ("H200", (104.6, 111.4, 118.3)), ("H100", (112.1, 119.0, 125.9)):
             gpu = roofline.GPUS[name]
             for got, ms in zip(roofline.range_of(rows_of(gpu=gpu)[1], gpu), expected):
                 self.assertAlmostEqual(got, ms, delta=0.06)
@@ -300,7 +301,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
         code, output = Program.run_main(self, "--measured", path)
         self.assertEqual(code, 0, output)
-        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +7\.303 +12\.000 +-39% +406 +103\.2")
+        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +5\.682 +12\.000 +-53% +406 +103\.2")
         code, output = Program.run_main(self, "--measured", self.text)
         self.assertEqual(code, 2, output)
         self.assertIn("got no table", output)
