@@ -87,7 +87,8 @@ template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], co
 }
 
 // Whether scores of `columns` columns are made and used by the products of a warpgroup, which Hopper has. Then a block
-// is one, and reads its operands where they are
+// is one, and reads its operands where they are. (The forward was wrong with fragments of them that outlive a turn of
+// its loop: ptxas 13.0 gave P their registers.)
 __host__ __device__ constexpr bool flash_wgmma(int HS, int columns) { return HAS_WGMMA && HS == 64 && columns >= 32; }
 
 // The warp's rows of a tile as left operand, fragments of 16 columns each: the first `Kept` stay in registers, the rest
