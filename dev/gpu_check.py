@@ -63,12 +63,9 @@ WORK = os.path.join("build", "gpu_check")           # relative to the root, wher
 HEADERS = os.path.join("build", "gpu_headers")      # written by dev/gpu_pack.sh
 
 MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles of 64 tokens, the last one not full
-# of losses from the CPU's, relative: in the first step, and at most in all of them. Measured at 1ee49cd on an H100, and
-# cable_signed at a48c6ac (dev/results/NVIDIA-H100-80GB-HBM3_*.json); where it found less than float32 resolves, 2^-24.
-# cable_signed has a kink wherever S of two tokens is the same: from step 16 on its losses with and without fused
-# multiply-adds on one CPU, too, are a hundred times as far apart as cable's.
+# of losses from the CPU's, relative: in the first step, and at most in all of them. Measured at 1ee49cd on an H100
+# (dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json); where it found less than float32 resolves, 2^-24.
 DIFFERENCES = {"gpt2": {"fp32": (6.0e-8, 3.3e-7), "bf16": (3.4e-5, 3.6e-4)},
-               "signed": {"fp32": (6.0e-8, 3.0e-6), "bf16": (3.4e-5, 4.0e-4)},
                "bert": {"fp32": (6.0e-8, 2.0e-7), "bf16": (5.8e-4, 1.2e-3)},
                "pairs": {"fp32": (1.4e-7, 1.5e-7), "bf16": (6.7e-5, 1.3e-3)}}
 MULTIPLE = 4
@@ -419,7 +416,9 @@ BERT_ENCODINGS = ("none", "cable", "alibi", "t5", "rope")
 
 def cases(names):
     """{name: (trainer, encoding, flags, group of DIFFERENCES)}"""
-    found = {pos: ("gpt2", pos, ["--lr", "5e-4"], "signed" if pos == "cable_signed" else "gpt2") for pos in names}
+    found = {pos: ("gpt2", pos, ["--lr", "5e-4"], "gpt2") for pos in names}
+    if "cable_signed" in found:     # it has a kink where two tokens have the same S: at 5e-4 two CPU builds, too, part
+        found["cable_signed"] = ("gpt2", "cable_signed", ["--lr", "2.5e-4"], "gpt2")
     found.update({"BERT " + pos: ("bert", pos, ["--lr", "5e-4"], "bert") for pos in BERT_ENCODINGS if pos in names})
     pairs = ["--lr", "1e-4", "--tau", "0.5", "--pairs", path("pairs.txt")]
     found["BERT cable, pairs"] = ("bert", "cable", pairs, "pairs")

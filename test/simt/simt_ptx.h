@@ -181,7 +181,7 @@ inline void wgmma_start(float* d, const uint32_t* a, const char* a_tile, WgmmaTi
     if (t->copied) { simt_fail(file, line, "wgmma: expected fence_proxy_async after cp_async_wait"); }
     const auto expect_tile = [&](const char* tile, int rows) {
         if ((uintptr_t)tile % 1024 != 0 || !simt_is_shared(tile, (size_t)rows * 128)) {
-            simt_fail(file, line, strprintf("wgmma: %p is no tile of %d rows in shared memory", tile, rows));
+            simt_fail(file, line, strprintf("wgmma: expected a tile of %d rows in shared memory, got %p", rows, tile));
         }
     };
     expect_tile(b.start, transposed ? at / 128 + 16 : columns);

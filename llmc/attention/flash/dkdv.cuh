@@ -65,8 +65,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
         if (m < end()) { fetch(m, 0); }
         cp_async_commit();                                  // where no tile of queries was fetched
-        cp_async_wait<0>();
-        fence_proxy_async();
+        flash_wait_copies();
         __syncthreads();
         own.k.load(owner.own_tile(0), owner.row0);
         own.v.load(owner.own_tile(1), owner.row0);
@@ -152,7 +151,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             if (Kind == FlashBias::Fire) {
                 Scores y;
                 fire.meet(args, row, FLASH_ROWS, m * FLASH_TILE + c0, STRIP);
-                flash_fire_y(y, args, own.inv, owner.met_values(stage) + c0, row, m * FLASH_TILE + c0);
+                flash_fire_y(y, args, own.inv, queries + c0, row, m * FLASH_TILE + c0);
                 fire.apply(P, y);
             }
             start(P, dlogit, queries, place, side, m, c0);
@@ -224,8 +223,7 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     for (int stage = 0; m < dkdv.end(); stage ^= 1) {
         // 2. this tile of queries has arrived, the next one may start
         const int next = dkdv.visited(m + 1);
-        cp_async_wait<0>();
-        fence_proxy_async();
+        flash_wait_copies();
         __syncthreads();                                    // this stage has arrived, and the other is read no more
         if (next < dkdv.end()) { dkdv.fetch(next, stage ^ 1); }
         const bf16* Q_tile = dkdv.owner.streamed_tile(stage);

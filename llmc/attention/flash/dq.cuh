@@ -171,8 +171,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             own.inv[r] = own.query[r].weight;
         }
         cp_async_commit();
-        cp_async_wait<0>();
-        fence_proxy_async();
+        flash_wait_copies();
         __syncthreads();
         own.q.load(owner.own_tile(0), owner.row0);
         own.dout.load(owner.own_tile(1), owner.row0);
@@ -378,8 +377,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     int stage = 0;
     for (int n = dq.begin; n < dq.end; n = dq.after(n), stage ^= 1) {
         // 2. this tile of keys has arrived, the next one may start
-        cp_async_wait<0>();
-        fence_proxy_async();
+        flash_wait_copies();
         __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
         if (dq.after(n) < dq.end) { dq.fetch(dq.after(n), stage ^ 1); }
         const bf16* K_tile = dq.owner.streamed_tile(stage);

@@ -186,7 +186,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         if (Masked) { rows.begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
     }
     if constexpr (!in_place) {
-        cp_async_wait<0>();
+        flash_wait_copies();
         __syncthreads();
         queries.load(Q_tile, row0);
     }
@@ -198,8 +198,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         const bf16* K_tile = KV + 2 * stage * TILE * HS;
         const bf16* V_tile = K_tile + TILE * HS;
         float* tile_bias = tile_biases + stage * FLASH_TILE_BIAS;
-        cp_async_wait<0>();
-        fence_proxy_async();
+        flash_wait_copies();
         flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n);
         __syncthreads();                    // the tile is complete, and no thread still reads the other stage
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }

@@ -61,6 +61,12 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     }
 }
 
+// The thread's own copies have arrived; after the next barrier all threads' copies have, also for wgmma
+__device__ inline void flash_wait_copies() {
+    cp_async_wait<0>();
+    fence_proxy_async();
+}
+
 // Operands of mma_m16n8k16 from such a tile; the last index counts 16 columns. LD: the tile's row length; row0, n0, k0:
 // multiples of 8. Piece 2 k + high of a row, from an address that is the same for all k: one for each k would take
 // registers.
