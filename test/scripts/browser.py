@@ -14,7 +14,7 @@ class Browser:
     """one page; its messages are Chromium's DevTools protocol: JSON objects that end in a zero byte"""
 
     def __init__(self, width=1600, height=1000):
-        self.folder = tempfile.TemporaryDirectory()
+        self.folder = tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
         theirs_in, self.send = os.pipe()
         self.receive, theirs_out = os.pipe()
 
@@ -84,8 +84,14 @@ class Browser:
             f.write(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
-        self.process.kill()
-        self.process.wait()
+        """Chromium is asked to end, as only it knows when its helpers have written their last file"""
+        self.session = None
+        try:
+            self.call("Browser.close")
+            self.process.wait(30)
+        except (OSError, RuntimeError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
         os.close(self.send)
         os.close(self.receive)
         self.folder.cleanup()
