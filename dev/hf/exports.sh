@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
-# exports.sh -- checkpoints as the libraries of dev/hf/requirements.txt read them: all of test/scripts/test_exports.py
-# and test_tokenizer_export.py, in a Python environment of its own; and test_gpu_bench_pytorch.py, which wants a PyTorch
-# of this year. The environment is made once (a minute, 5 GB) and kept under the hash of what is in it.
+# exports.sh -- checkpoints and logs as the libraries of dev/hf/requirements.txt read them: all of test_exports.py,
+# test_tokenizer_export.py and test_log_to_tensorboard.py, in a Python environment of its own; and
+# test_gpu_bench_pytorch.py, which wants a PyTorch of this year. The environment is made once (a minute, 5 GB) and kept
+# under the hash of what is in it.
 #
-# Then the tests of transformers run once more in a copy with the newest releases, where there are newer ones.
+# Then those of transformers and of logs run once more in a copy with the newest releases, where there are newer ones.
 #
 #   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test of test_exports.py
 #   dev/hf/exports.sh --python        makes the environment where it is missing, and prints its python
@@ -100,7 +101,8 @@ if [ $# != 0 ]; then exec python3 test/scripts/test_exports.py "$@"; fi
 # Most of it runs in one thread, so as many as there are cores run at a time; what each printed follows in order.
 exports="python3 test/scripts/test_exports.py"
 parts=("$exports Exports Authors HellaSwag" "$exports Transformers BertForMaskedLM SentenceTransformers"
-    "$python test/scripts/test_gpu_bench_pytorch.py" "python3 test/scripts/test_tokenizer_export.py")
+    "$python test/scripts/test_gpu_bench_pytorch.py" "python3 test/scripts/test_tokenizer_export.py"
+    "python3 test/scripts/test_log_to_tensorboard.py")
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 code=0
@@ -115,5 +117,7 @@ done
 newest=$(make_newest) || { echo "the newest releases could not be installed"; exit 1; }
 if [ -z "$newest" ]; then echo "no release is newer"; exit $code; fi
 versions "$newest"
-PYTORCH_PYTHON=$newest $exports Transformers BertForMaskedLM SentenceTransformers HellaSwag || code=1
+export PYTORCH_PYTHON=$newest
+python3 test/scripts/test_log_to_tensorboard.py || code=1
+$exports Transformers BertForMaskedLM SentenceTransformers HellaSwag || code=1
 exit $code

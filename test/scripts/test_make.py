@@ -292,12 +292,14 @@ class ExportsEnvironment(unittest.TestCase):
 
     def test_every_part_runs_even_after_a_failure(self):
         """and a failure of one is a failure of the whole"""
-        everything = ["test_exports.py"] * 2 + ["test_gpu_bench_pytorch.py", "test_tokenizer_export.py"]
-        for failing in ("test_exports.py", "test_gpu_bench_pytorch.py", "test_tokenizer_export.py", "none"):
+        everything = ["test_exports.py"] * 2 + ["test_gpu_bench_pytorch.py", "test_tokenizer_export.py",
+                                               "test_log_to_tensorboard.py"]
+        for failing in (*everything[1:], "none"):
             script = f'echo "ran ${{1##*/}}"\ncase $1 in *{failing}) exit 3;; *test_*.py) exit 0;; esac\n'
             code, output = self.run_in_fake_environment(script)
             self.assertEqual((code, re.findall(r"^ran (test_\w+\.py)$", output, re.M)),
                              (int(failing != "none"), everything), output)
+
     def test_newer_releases_are_tested_too(self):
         """in a copy, which leaves the pinned ones as they are"""
         script, tests = 'echo "ran ${1##*/}"\n', r"^ran (test_exports.py)$"
@@ -305,7 +307,7 @@ class ExportsEnvironment(unittest.TestCase):
                    echo 'echo "newer ${1##*/}"; case $1 in *.py) exit 3;; esac' >>python\n"""
         code, output = self.run_in_fake_environment(script, install=newer)
         self.assertEqual((code, re.findall(tests, output, re.M)), (1, ["test_exports.py"] * 2), output)
-        self.assertTrue(output.endswith("newer -\nnewer test_exports.py\n"), output)
+        self.assertTrue(output.endswith("newer -\nnewer test_log_to_tensorboard.py\nnewer test_exports.py\n"), output)
         code, output = self.run_in_fake_environment(script, install="echo no network; exit 1\n")
         self.assertEqual(code, 1)
         self.assertTrue(output.endswith("no network\nthe newest releases could not be installed\n"), output)

@@ -1,4 +1,4 @@
-"""test_scripts.py -- paper.py, report.py and log_to_tensorboard.py with tiny real training runs."""
+"""test_scripts.py -- paper.py and report.py with tiny real training runs."""
 import fnmatch
 import glob
 import importlib
@@ -11,12 +11,10 @@ import shutil
 import statistics
 import subprocess
 import sys
-import types
 import unittest
 from unittest import mock
 
 from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called)
-import log_to_tensorboard
 import paper
 import report
 import runqueue
@@ -899,56 +897,6 @@ class TestHeads(Folder):
                        "--steps", "1", *words)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(text, done.stderr)
-
-
-class TestTensorboard(Folder):
-    def modules(self, calls):
-        """what a fake tensorboard or wandb would be imported as"""
-        class Writer:
-            def __init__(self, run):
-                calls.append(("open", run))
-
-            def add_event(self, event):
-                calls.append(({v["tag"]: v["simple_value"] for v in event["summary"]["value"]}, event["step"]))
-
-            def log(self, values, step):
-                calls.append((values, step))
-
-            def close(self):
-                calls.append("closed")
-            finish = close
-        Value, found = dict, {}
-        proto = {"event_pb2": {"Event": dict}, "summary_pb2": {"Summary": type("Summary", (dict,), {"Value": Value})}}
-        for name, content in (("tensorboard.summary.writer.event_file_writer", {"EventFileWriter": Writer}),
-                              *((f"tensorboard.compat.proto.{k}", v) for k, v in proto.items()),
-                              ("wandb", {"init": lambda project, name, config: calls.append(config) or Writer(name)})):
-            found[name] = types.SimpleNamespace(**content)
-        return {**dict.fromkeys(("torch", "tensorboard", "tensorboard.summary", "tensorboard.summary.writer",
-                                 "tensorboard.compat", "tensorboard.compat.proto")), **found}
-
-    def test_both(self):
-        config = {"kind": "config", "time": "2026-01-31", "flags": {"lr": 0.1}}
-        self.write("log.jsonl", json.dumps(config) + '\n{"kind":"train","step":3,"loss":2.5,"lr":0.1}\n{"kind":\n'
-                                '{"kind":"val","step":4,"loss":null}\n'
-                                '{"kind":"extrapolation","pos":"cable","T":64,"ppl":7}\n')
-        for to in ("tensorboard", "wandb"):
-            calls = []
-            with mock.patch.dict(sys.modules, self.modules(calls)):     # None: an import of torch would fail
-                code, out, _ = called(log_to_tensorboard.main, self.folder, to)
-            self.assertEqual([config] * (to == "wandb"), calls[:-4])
-            self.assertEqual((code, calls[-4:]), (0, [("open", self.folder), ({"train/loss": 2.5, "train/lr": 0.1}, 3),
-                                                 ({"extrapolation/ppl at T 64": 7.0}, 4), "closed"]), to)
-            self.assertIn("4 records", out)
-
-    def test_refusals(self):
-        self.write("wandb.py", "raise ImportError('there is no wandb')")
-        self.write("run/log.jsonl", "")
-        for args, naming in (((self.path("run"), "wandb"), "pip install wandb"), ((self.path("nowhere"),), "nowhere"),
-                             ((), "RUN_DIR"), (("a", "excel"), "RUN_DIR")):
-            r = script("log_to_tensorboard.py", *args, env={"PYTHONPATH": self.folder})
-            self.assertEqual(r.returncode, 2, args)
-            self.assertIn(naming, r.stderr)
-            self.assertNotIn("Traceback", r.stderr)
 
 
 if __name__ == "__main__":
