@@ -13,16 +13,19 @@ import sys
 import time
 
 sys.path.append("scripts")
+import console  # noqa: E402
 import ledger   # noqa: E402
+import runqueue     # noqa: E402
 
 OUT = "build/bench"
-THREADS, ROUNDS, PYTORCH = os.environ["THREADS"], int(os.environ.get("ROUNDS", "2")), os.environ["PYTORCH_PYTHON"]
+THREADS, ROUNDS, PYTORCH = os.environ["THREADS"], int(os.environ.get("ROUNDS", "2")), os.environ.get("PYTORCH_PYTHON")
 CPU_TIME, FORMS = THREADS == "1", os.environ.get("FORMS", "eager,compiled")
 # --model, V, T, B, data, steps of ours, steps of PyTorch
 TEXT = f"{OUT}/text.txt"
 SHAPES = {"256": ("4,4,128", 256, 256, 8, TEXT, 24, 10), "1024": ("4,4,128", 256, 1024, 2, TEXT, 16, 8),
           "4096": ("4,4,128", 256, 4096, 1, TEXT, 8, 5), "124M": ("12,12,768", 50257, 64, 4, f"{OUT}/random.bin", 7, 4)}
 ENCODINGS = ("none", "alibi", "cable")
+COSTS = ("256", "1024")             # shapes of costs()
 
 
 def make_data():
@@ -172,10 +175,24 @@ def compare(shapes):
             w.writerows([*row, machine, ledger.commit(), command] for row in rows)
 
 
+def costs():
+    """prints by how much a training step takes longer with each encoding than with none: CPU time, in turns"""
+    names = [name for name in console.encodings(runqueue.help_of("./train_gpt2")) if name != "none"]
+    print(f"commit {ledger.commit()}, {ROUNDS} rounds, load {os.getloadavg()[0]:.0f}\n")
+    print("| encoding | " + " | ".join(f"T {T}, %" for T in COSTS) + " |\n|---|" + "---|" * len(COSTS))
+    for pos in names:
+        more = {T: [ours(T, "none") / ours(T, pos) - 1 for _ in range(ROUNDS)] for T in COSTS}
+        cells = [f"{100 * statistics.median(x):+.0f} ({100 * min(x):+.0f} to {100 * max(x):+.0f})"
+                 for x in more.values()]
+        print(f"| `{pos}` | {' | '.join(cells)} |", flush=True)
+
+
 def main():
     wanted = sys.argv[1:] or [*SHAPES, "memory"]
-    if set(wanted) - {*SHAPES, "memory"}:
-        sys.exit(f"expected {', '.join(SHAPES)} or memory, got {' '.join(wanted)}")
+    if set(wanted) - {*SHAPES, "memory", "encodings"}:
+        sys.exit(f"expected {', '.join(SHAPES)}, memory or encodings, got {' '.join(wanted)}")
+    if "encodings" in wanted and not CPU_TIME:
+        sys.exit("encodings: expected THREADS=1, because it counts CPU time")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
@@ -183,6 +200,8 @@ def main():
     shapes = [s for s in SHAPES if s in wanted]
     if shapes:
         compare(shapes)
+    if "encodings" in wanted:
+        costs()
     if "memory" in wanted:
         command, out = trainer("256", "cable", 2, "--checkpoint_every", "2")
         run(command)
