@@ -11,7 +11,7 @@
 A fault changes one text. All faults in C++ are compiled into one build, each an expression that an environment variable
 switches (mut.h). Each test program runs once without a fault, which says what its cases reach and how long they take;
 a fault that no program before has seen then costs a run of the cases that reach it, the fastest first. Constants,
-tables and declarations are built by themselves, for each program that includes them; Python needs no build.
+tables and declarations come last, each built by itself for the programs that include it; Python needs no build.
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is
 missing, or the change changes nothing; survivors.tsv says which. `reached by no test`: no test runs the line. A fault
@@ -53,7 +53,7 @@ SCORE = 0.97                # the least share of the faults that change somethin
 MOST = 300                  # seconds of tests, and of builds where it has its own, for one drawn fault
 NOT_HERE = ("test/scripts/test_mutate.py", "test/scripts/test_make.py", "test/scripts/test_lint.py")    # of the tests
 # Between them they include nearly all of llmc, with and without its CUDA text: what does not compile is found early.
-OBJECTS = ["build/train_bert.o", "build/simt/train_gpt2.o"]
+OBJECTS, SYNTAX = ["build/train_bert.o", "build/simt/train_gpt2.o"], "-w -fsyntax-only -fmax-errors=0"
 
 
 def rows_of(path, cells):
@@ -215,7 +215,7 @@ class Campaign:
                 programs[program] = list(dict.fromkeys([*programs.get(program, []), *needed]))
         if self.state["left"] is None:
             self.state["left"] = []
-            self.build(OBJECTS if drawn else [], "-w -fsyntax-only -fmax-errors=0")
+            self.build(OBJECTS if drawn else [], SYNTAX)
         if drawn:                                       # all at once, which keeps each core busy
             self.check_time()
             self.build(sorted({t for p, more in programs.items() for t in [p, *more] if not t.endswith(".py")}))
@@ -223,6 +223,8 @@ class Campaign:
             if self.waiting and program not in self.state["done"]:
                 self.check_time()
                 self.try_program(program, needed, named)
+        for n in [n for n in self.waiting if n in self.state["left"]]:
+            self.try_alone(n, programs, named)
         for n, fault in list(self.waiting.items()):
             if fault.tests and str(n) not in self.state["cases"]:               # all of them are errors
                 self.wrong.append(fault.id)
@@ -235,28 +237,44 @@ class Campaign:
         self.state["left"] += sorted(self.tree.build(switched, targets, *flags))
 
     def try_program(self, program, needed, named):
-        """one program: its cases without a fault, then with each fault that they reach, those last that need a build"""
-        targets = needed if program.endswith(".py") else [program, *needed]
-        self.build(targets)
+        """one program: its cases without a fault, then with each fault that they reach and that needs no build"""
+        self.build(needed if program.endswith(".py") else [program, *needed])
         cases = [case for n in self.waiting for case in named[n] if case.program == program]
         green = self.green(program, cases + (self.tree.cases(program) if self.args.seed is not None else []))
-        left, work = self.state["left"], {}
-        for n, fault in self.waiting.items():
-            own = n in left and any(self.tree.includes(target, fault.file) for target in targets)
+        work = {}
+        for n in self.waiting:
             some = {case: seconds for case, (seconds, reached) in green.items()
-                    if (case in named[n] if named[n] else own or n in reached)}
-            if some:
+                    if (case in named[n] if named[n] else n in reached)}
+            if some and n not in self.state["left"]:
                 work[n] = some
-        switched = [n for n in work if n not in left and not self.faults[n].file.endswith(".py")]
+        switched = [n for n in work if not self.faults[n].file.endswith(".py")]
         for n, tried in self.side_by_side(program, self.tried, [(n, work[n]) for n in switched]):
             self.keep(n, *tried)
         for n in [n for n in work if n not in switched]:
             self.check_time()
             with self.tree.changed(self.faults[n]):
-                good = n not in left or self.tree.make(targets)[0] == 0
-                self.keep(n, *self.tried(n, work[n]) if good else ("does not compile", 0, 0))
+                self.keep(n, *self.tried(n, work[n]))
         self.state["done"].append(program)
         self.save()
+
+    def try_alone(self, n, programs, named):
+        """a fault that needs builds of its own: does it compile, and which program that includes it sees it? Those that
+        need the trainers come last"""
+        fault = self.faults[n]
+        with self.tree.changed(fault):
+            if not fault.tests and self.tree.make(OBJECTS, SYNTAX)[0] != 0:
+                self.keep(n, "does not compile", 0, 0)
+            for program in sorted(programs, key=lambda p: len(programs[p])):
+                targets = [p for p in (program, *programs[program]) if not p.endswith(".py")]
+                included = any(self.tree.includes(target, fault.file) for target in targets)
+                green = {Case(program, what): seconds
+                         for what, (seconds, _, passed, _) in self.state["green"].get(program, {}).items() if passed}
+                some = {case: seconds for case, seconds in green.items()
+                        if (case in named[n] if named[n] else included)}
+                if some and n in self.waiting:
+                    self.check_time()
+                    good = self.tree.make(targets)[0] == 0
+                    self.keep(n, *self.tried(n, some) if good else ("does not compile", 0, 0))
 
     def side_by_side(self, program, work, rows):
         """(row[0], work(*row)) of each, several at a time; a script's cases one after the other"""

@@ -187,8 +187,10 @@ class Mutate(unittest.TestCase):
             with self.subTest(name=name):
                 self.assertEqual(row["result"], result)
                 self.assertIn(cases, (int(row["cases"]), None))         # None: which case is faster is not known
-        # nothing at first; all programs, and again without what does not compile; the one, three faults by themselves
-        self.assertEqual([call.args[1] for call in make.call_args_list], [[]] + 6 * [["build/test/test_sum"]])
+        # nothing at first; all programs, and again without what does not compile; the one; then three faults by
+        # themselves, after a look whether they compile
+        built = ["build/test/test_sum"]
+        self.assertEqual([call.args[1] for call in make.call_args_list], [[], built, built, built] + 3 * [[], built])
 
     def test_what_does_not_compile_as_an_expression(self):
         """the faults on lines that the compiler names, else those of the file"""
