@@ -8,13 +8,13 @@
 #
 #   dev/hf/exports.sh [TEST...]       make exports; TEST: a class or Class.test of test_exports.py
 #   dev/hf/exports.sh --python        makes the environment where it is missing, and prints its python
-#   dev/hf/exports.sh --ci            only the pinned releases; where the environment cannot be made within 3 minutes,
+#   dev/hf/exports.sh --ci            only the pinned releases; where the environment cannot be made within 5 minutes,
 #                                     says so and skips
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 NEEDED_GB=8         # 5 to keep, the rest while installing
-LIMIT=180           # seconds, with --ci
+LIMIT=300           # seconds, with --ci
 requirements=dev/hf/requirements.txt
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/cable.c
 environment=$cache/exports-$({ python3 --version; cat "$requirements"; } | sha256sum | cut -c 1-16)

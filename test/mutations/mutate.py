@@ -154,6 +154,11 @@ def all_tests():
         kind, key=lambda p: (order.index(kind[p]), p))}
 
 
+def targets_of(program, programs):
+    """what make builds for a program; programs: {program: what else it needs}"""
+    return [target for target in (program, *programs[program]) if not target.endswith(".py")]
+
+
 class Campaign:
     """the faults, those that wait for a result, and what the next run need not find out again"""
     def __init__(self, args, faults):
@@ -165,9 +170,8 @@ class Campaign:
         name = hashlib.sha256(repr((self.commit, sorted(self.faults.items()))).encode()).hexdigest()
         self.path = os.path.join(ROOT, "build", "mutations", f"{name[:16]}.json")
         self.tree = Tree(os.path.join(ROOT, "build", "mutations", "tree"))
-        # left: the faults of C++ that are not expressions; done: the programs that are; green: {program: {case: what
-        # Tree.green() says}}; cases, spent: {fault: the number of cases that it has survived, and seconds}
-        self.state = {"left": None, "done": [], "green": {}, "cases": {}, "spent": {}}
+        # left: the faults of C++ that are not expressions; green: {program: {case: what Tree.green() says}}
+        self.state = {"left": None, "green": {}}
         if args.ci or self.commit.endswith("+"):        # this name is not of one version of the sources
             return
         if os.path.exists(self.path):
@@ -191,10 +195,9 @@ class Campaign:
         if kind_of(result) in UNSEEN:
             print(shown(fault), flush=True)
 
-    def settle(self, n, result):
+    def settle(self, n, result, cases=0, seconds=0):
         """a fault's result, which nothing that follows changes"""
         fault = self.waiting.pop(n)
-        cases, seconds = (self.state[what].get(str(n), 0) for what in ("cases", "spent"))
         if not self.args.ci:
             ledger.append(self.args.results, dict(zip(COLUMNS, (*fault[:-1], result, cases, round(seconds),
                                                                 self.commit))))
@@ -202,7 +205,7 @@ class Campaign:
         self.say(fault, result)
 
     def run(self):
-        """builds and runs one program after the other, each with the faults that are left and that it reaches"""
+        """builds and runs all programs without a fault; then each fault with the cases that it reaches"""
         drawn = self.args.seed is not None
         programs, named = all_tests() if drawn else {}, collections.defaultdict(list)
         for n, fault in list(self.waiting.items()):
@@ -218,67 +221,38 @@ class Campaign:
             self.build(OBJECTS if drawn else [], SYNTAX)
         if drawn:                                       # all at once, which keeps each core busy
             self.check_time()
-            self.build(sorted({t for p, more in programs.items() for t in [p, *more] if not t.endswith(".py")}))
-        for program, needed in programs.items():
-            if self.waiting and program not in self.state["done"]:
+            self.build(sorted({t for p in programs for t in targets_of(p, programs)}))
+        green = {}
+        for program in programs:
+            if self.waiting:
                 self.check_time()
-                self.try_program(program, needed, named)
-        for n in [n for n in self.waiting if n in self.state["left"]]:
-            self.try_alone(n, programs, named)
-        for n, fault in list(self.waiting.items()):
-            if fault.tests and str(n) not in self.state["cases"]:               # all of them are errors
-                self.wrong.append(fault.id)
-            else:
-                self.settle(n, "survived" if self.state["cases"].get(str(n)) else "reached by no test")
+                self.build(targets_of(program, programs))
+                cases = [case for n in self.waiting for case in named[n] if case.program == program]
+                green |= self.green(program, cases + (self.tree.cases(program) if drawn else []))
+        work = {n: {case: seconds for case, (seconds, reached) in green.items()
+                    if (case in named[n] if named[n] else n in reached)} for n in self.waiting}
+        for n in [n for n in work if named[n] and not work[n]]:         # all of its cases are errors
+            self.wrong.append(self.faults[n].id)
+            del work[n]
+        single = [n for n in work if n in self.state["left"]]
+        python = [n for n in work if self.faults[n].file.endswith(".py")]
+        for n, tried in self.side_by_side(self.tried, [(n, work[n]) for n in work if n not in single + python]):
+            self.settle(n, *tried)
+        for n in python:
+            with self.tree.changed(self.faults[n]):
+                self.settle(n, *self.tried(n, work[n]))
+        for n in single:
+            with self.tree.changed(self.faults[n]):
+                self.settle(n, *self.tried_by_itself(n, programs, green, work[n]))
 
     def build(self, targets, *flags):
         switched = {n: f for n, f in self.faults.items()
                     if not f.file.endswith(".py") and n not in self.state["left"]}
         self.state["left"] += sorted(self.tree.build(switched, targets, *flags))
 
-    def try_program(self, program, needed, named):
-        """one program: its cases without a fault, then with each fault that they reach and that needs no build"""
-        self.build(needed if program.endswith(".py") else [program, *needed])
-        cases = [case for n in self.waiting for case in named[n] if case.program == program]
-        green = self.green(program, cases + (self.tree.cases(program) if self.args.seed is not None else []))
-        work = {}
-        for n in self.waiting:
-            some = {case: seconds for case, (seconds, reached) in green.items()
-                    if (case in named[n] if named[n] else n in reached)}
-            if some and n not in self.state["left"]:
-                work[n] = some
-        switched = [n for n in work if not self.faults[n].file.endswith(".py")]
-        for n, tried in self.side_by_side(program, self.tried, [(n, work[n]) for n in switched]):
-            self.keep(n, *tried)
-        for n in [n for n in work if n not in switched]:
-            self.check_time()
-            with self.tree.changed(self.faults[n]):
-                self.keep(n, *self.tried(n, work[n]))
-        self.state["done"].append(program)
-        self.save()
-
-    def try_alone(self, n, programs, named):
-        """a fault that needs builds of its own: does it compile, and which program that includes it sees it? Those that
-        need the trainers come last"""
-        fault = self.faults[n]
-        with self.tree.changed(fault):
-            if not fault.tests and self.tree.make(OBJECTS, SYNTAX)[0] != 0:
-                self.keep(n, "does not compile", 0, 0)
-            for program in sorted(programs, key=lambda p: len(programs[p])):
-                targets = [p for p in (program, *programs[program]) if not p.endswith(".py")]
-                included = any(self.tree.includes(target, fault.file) for target in targets)
-                green = {Case(program, what): seconds
-                         for what, (seconds, _, passed, _) in self.state["green"].get(program, {}).items() if passed}
-                some = {case: seconds for case, seconds in green.items()
-                        if (case in named[n] if named[n] else included)}
-                if some and n in self.waiting:
-                    self.check_time()
-                    good = self.tree.make(targets)[0] == 0
-                    self.keep(n, *self.tried(n, some) if good else ("does not compile", 0, 0))
-
-    def side_by_side(self, program, work, rows):
-        """(row[0], work(*row)) of each, several at a time; a script's cases one after the other"""
-        with concurrent.futures.ThreadPoolExecutor(1 if program.endswith(".py") else runner.JOBS) as pool:
+    def side_by_side(self, work, rows, jobs=runner.JOBS):
+        """(row[0], work(*row)) of each, several at a time"""
+        with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
             try:
                 yield from zip((row[0] for row in rows), pool.map(lambda row: work(*row), rows))
             except BaseException:
@@ -286,18 +260,32 @@ class Campaign:
                 raise
 
     def tried(self, n, cases):
-        """(what Tree.verdict() says, the number of cases, seconds) of a fault that is in place"""
+        """(the result, the number of cases, seconds) of a fault that is in place"""
         self.check_time()
         began = time.time()
-        return *self.tree.verdict(n, cases), time.time() - began
+        most = math.inf if self.faults[n].tests else MOST
+        return *self.tree.verdict(n, cases, most), time.time() - began
 
-    def keep(self, n, result, cases, seconds):
-        for what, more in (("cases", cases), ("spent", seconds)):
-            self.state[what][str(n)] = self.state[what].get(str(n), 0) + more
-        if result:
-            self.settle(n, result)
-        elif self.state["spent"][str(n)] > MOST and not self.faults[n].tests:
-            self.settle(n, f"survived {MOST} s of its tests")
+    def tried_by_itself(self, n, programs, green, named):
+        """the same of one that needs builds of its own: does it compile, and which program that includes it sees it?
+        Those that need the trainers come last"""
+        fault, result, cases, seconds = self.faults[n], "reached by no test", 0, 0
+        if not fault.tests and self.tree.make(OBJECTS, SYNTAX)[0] != 0:
+            return "does not compile", 0, 0
+        for program in sorted(programs, key=lambda p: len(programs[p])):
+            targets = targets_of(program, programs)
+            included = not fault.tests and any(self.tree.includes(target, fault.file) for target in targets)
+            some = {case: row[0] for case, row in green.items()
+                    if case.program == program and (included or case in named)}
+            if some:
+                self.check_time()
+                if self.tree.make(targets)[0] != 0:
+                    return "does not compile", cases, seconds
+                result, more, spent = self.tried(n, some)
+                cases, seconds = cases + more, seconds + spent
+                if kind_of(result) == "killed" or spent > MOST:
+                    break
+        return result, cases, seconds
 
     def green(self, program, cases):
         """{Case: (seconds, the faults that it reaches)} of those in which a test passes without a fault"""
@@ -311,7 +299,7 @@ class Campaign:
             except BadInput as e:                       # the rest are tried
                 return e
         new = [(case,) for case in dict.fromkeys(cases) if case.what not in found]
-        for case, result in self.side_by_side(program, run, new):
+        for case, result in self.side_by_side(run, new, 1 if program.endswith(".py") else runner.JOBS):
             name = " ".join(case).strip()
             if isinstance(result, BadInput):
                 print(f"error: {name}: {result}", file=sys.stderr, flush=True)

@@ -182,11 +182,15 @@ class Tree:
             raise BadInput(f"{expected}, but some were left out: {'; '.join(absent)}")
         return seconds, numbers, result.passed, result.skipped
 
-    def verdict(self, n, cases):
-        """(killed by which, or None; the number of cases that ran) of fault n in {Case: seconds}, the fastest first"""
+    def verdict(self, n, cases, most):
+        """(the result, the number of cases that ran) of fault n in {Case: seconds}, the fastest first, for at most
+        `most` seconds"""
+        end = time.time() + most
         for count, (case, seconds) in enumerate(sorted(cases.items(), key=lambda item: item[1]), 1):
             code, _ = self.run(case, SPARE + 5 * seconds, MUT=str(n))
             if code != 0:
                 ends = "" if code else ", which did not end"
                 return f"killed by {os.path.basename(case.program)}{ends}", count
-        return None, len(cases)
+            if time.time() > end and count < len(cases):
+                return f"survived {most} s of its tests", count
+        return "survived" if cases else "reached by no test", len(cases)

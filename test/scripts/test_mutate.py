@@ -78,7 +78,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual(self.run_main("--only", "minus", known=self.SEEN + self.UNSEEN)[0], 0)
 
     def test_what_is_done_is_not_done_again(self):
-        tried = mock.patch.object(mutate.Tree, "verdict", side_effect=lambda n, cases: (f"tried {n}", 1))
+        tried = mock.patch.object(mutate.Tree, "verdict", side_effect=lambda n, *_: (f"tried {n}", 1))
         self.run_main("--only", "minus", known=self.SEEN + self.UNSEEN)
         with tried:
             _, text, rows = self.run_main(known=self.SEEN + self.UNSEEN)
@@ -219,6 +219,13 @@ class Mutate(unittest.TestCase):
         with mock.patch.object(tree, "SPARE", 1):
             code, _, rows = self.run_main(known=self.SEEN)
         self.assertEqual((code, rows[0]["result"]), (0, "killed by t.py, which did not end"))
+
+    def test_the_time_for_one_fault(self):
+        cases = {mutate.Case("x", str(i)): i for i in range(3)}
+        with mock.patch.object(mutate.Tree, "run", return_value=(0, None)):
+            verdict = mutate.Tree(self.root + "/tree").verdict
+            self.assertEqual(verdict(1, cases, 60), ("survived", 3))
+            self.assertEqual(verdict(1, cases, -1), ("survived -1 s of its tests", 1))
 
     def test_in_the_background(self):
         """a shell has such a job ignore SIGINT; tests that interrupt a program do not"""
