@@ -24,6 +24,13 @@ def windows(path, T):
     return losses[:losses.size // T * T].reshape(-1, T).mean(axis=1)
 
 
+def over_seeds(values):
+    """(low, high): where the mean of numbers, one of each seed, lies at 95 %, by the t distribution"""
+    numpy, stats = console.need("numpy"), console.need("scipy.stats")
+    # scipy makes no interval of a scale of 0: the smallest one stands for it
+    return stats.t.interval(0.95, len(values) - 1, loc=numpy.mean(values), scale=stats.sem(values) or 1e-9)
+
+
 def interval(d):
     """(mean, low, high) of paired differences d (seeds, windows), in nats; (mean, None, None) for too few seeds"""
     numpy, stats = console.need("numpy"), console.need("scipy.stats")
@@ -38,7 +45,7 @@ def interval(d):
             ends.append(stats.bootstrap((values,), numpy.mean, method="basic",
                                         random_state=numpy.random.default_rng(1)).confidence_interval)
         else:
-            ends.append(stats.t.interval(0.95, len(values) - 1, loc=values.mean(), scale=stats.sem(values)))
+            ends.append(over_seeds(values))
     return mean, float(min(low for low, _ in ends)), float(max(high for _, high in ends))
 
 

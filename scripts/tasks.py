@@ -15,9 +15,12 @@ seeds: a part of the work is a part of every task.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
 trained length: the mean over the seeds that reached 95 % at the trained length. If no seed did, it says "not learned"
-and the best result, because errors at longer lengths would mean nothing.
+and the best result, because errors at longer lengths would mean nothing. --compare cable alibi adds how much the two
+differ at the longer lengths, in percentage points: the mean over the seeds that have both learned, and where it lies
+at 95 % (it needs scipy).
 """
 import collections
+import itertools
 import json
 import os
 import re
@@ -31,6 +34,7 @@ sys.path.insert(0, os.path.join(ROOT, "data"))              # before this direct
 sys.dont_write_bytecode = True
 
 import tasks as generators      # noqa: E402  data/tasks.py
+import compare                  # noqa: E402
 import console                  # noqa: E402
 import ledger                   # noqa: E402
 import runqueue                 # noqa: E402
@@ -136,6 +140,24 @@ def table(rows, order):
     return "\n".join([head, "", *lines]) + "\n"
 
 
+def comparisons(rows, names):
+    """lines of Markdown: for each two of these encodings, how much they differ at each length"""
+    cells = by_cell(rows)
+    for a, b in itertools.combinations(names, 2):
+        for task in in_order({t for t, _ in cells}, generators.TASKS):
+            ours, theirs = ({seed: s for seed, s in cells.get((task, pos), {}).items() if learned_seeds({seed: s})}
+                            for pos in (a, b))
+            for i, multiple in list(enumerate(MULTIPLES))[1:]:
+                d = [100 * (ours[seed][i] - theirs[seed][i]) for seed in sorted(ours.keys() & theirs.keys())
+                     if None not in (ours[seed][i], theirs[seed][i])]
+                if len(d) >= compare.LEAST_SEEDS:
+                    low, high = compare.over_seeds(d)
+                    better = a if low > 0 else b
+                    yield (f"- {a} - {b}, {task}, {multiple} times the length: {statistics.mean(d):+.1f} "
+                           f"[{low:+.1f}, {high:+.1f}], {len(d)} seeds: " +
+                           ("undecided" if low <= 0 <= high else f"{better} is better"))
+
+
 def draw(rows, order, path):
     import plot                                             # only here: it needs matplotlib
     cells = by_cell(rows)
@@ -167,6 +189,8 @@ def report(args, rows, order):
     if not rows:
         raise BadInput(f"{args.out}: no results yet")
     text, stem = table(rows, order), os.path.join(args.out, "tasks")
+    lines = list(comparisons(rows, args.compare))
+    text += "\n".join(["", *lines, ""]) if lines else ""
     ledger.write(stem + ".csv", rows)
     console.write_whole(stem + ".md", text)
     print(text)
@@ -202,6 +226,7 @@ def parse(argv):
     p.add_argument("--jobs", type=positive, default=os.cpu_count(), help="cases at a time, one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
+    p.add_argument("--compare", nargs="+", default=[], metavar="POS", help="differences between these, with intervals")
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)

@@ -20,6 +20,7 @@ import statistics
 import subprocess
 import sys
 
+import compare
 import console
 import ledger
 from console import BadInput
@@ -49,9 +50,7 @@ def interval(numbers):
     """(least, most) of the mean at 95 %, in %; all of 0 to 100 where there is one number"""
     if len(numbers) < 2:
         return 0.0, 100.0
-    stats = console.need("scipy.stats")
-    # scipy makes no interval of a scale of 0: the smallest one stands for it
-    low, high = stats.t.interval(0.95, len(numbers) - 1, loc=statistics.mean(numbers), scale=stats.sem(numbers) or 1e-9)
+    low, high = compare.over_seeds(numbers)
     return max(0.0, float(low)), min(100.0, float(high))
 
 

@@ -332,6 +332,22 @@ class Table(Folder):
         self.assertIn("tasks.png", self.run_it("--summary", figure=True))
         self.assertGreater(os.path.getsize(os.path.join(self.out, "tasks.png")), 10000)
 
+    @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
+    def test_differences(self):
+        """of the seeds that have both learned, at the longer lengths that both reach"""
+        def rows(pos, *shares):
+            return [{"task": "copy", "pos": pos, "seed": seed, "trained": 10, "length": 10 * m, "examples": 100,
+                     "exact": share} for seed, of in enumerate(shares) for m, share in zip((1, 2, 4, 8), of)]
+        found = rows("cable", (100, 52, 5), (99, 54, 9), (98, 56, 1), (90, 0, 0)) + rows(
+            "rope", (100, 40, 6), (100, 42, 6), (100, 44, 6), (100, 99, 99))
+        spec = importlib.util.spec_from_file_location("runs", os.path.join(ROOT, "scripts", "tasks.py"))
+        runs = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(runs)
+        self.assertEqual(list(runs.comparisons(found, ["cable", "rope", "none"])), [
+            "- cable - rope, copy, 2 times the length: +12.0 [+12.0, +12.0], 3 seeds: cable is better",
+            # -1, 3 and -5: a standard deviation of 4, and 4.303 / 3^0.5 of it
+            "- cable - rope, copy, 4 times the length: -1.0 [-10.9, +8.9], 3 seeds: undecided"])
+
     def test_bad_input(self):
         self.assertIn("--jobs: expected at least 1, got 0", self.run_it("--jobs", "0", code=2))
         for words, naming in ((("--seeds", "1,x"), "--seeds: expected"),
