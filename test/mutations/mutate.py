@@ -251,10 +251,12 @@ class Campaign:
         self.state["left"] += sorted(self.tree.build(switched, targets, *flags))
 
     def side_by_side(self, work, rows, jobs=runner.JOBS):
-        """(row[0], work(*row)) of each, several at a time"""
+        """(row[0], work(*row)) of each as it is done, several at a time"""
         with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
+            begun = {pool.submit(work, *row): row[0] for row in rows}
             try:
-                yield from zip((row[0] for row in rows), pool.map(lambda row: work(*row), rows))
+                for done in concurrent.futures.as_completed(begun):
+                    yield begun[done], done.result()
             except BaseException:
                 self.end = 0                            # nothing new begins
                 raise
