@@ -19,6 +19,7 @@ from unittest import mock
 from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, called
 import compare
 import console
+import ledger
 import paper
 import report
 import runqueue
@@ -164,7 +165,7 @@ class TestTable(Fake):
             r"64 & one & 18.00 $\pm$ 7.94 (3) & 19.00 $\pm$ 7.94 (3) \\",
             r"64 & limited & 18.00 $\pm$ 7.94 (3) & - \\"])
         self.assertIn("no figure: Python's module matplotlib is missing: apt install", r.stderr)
-        self.assertRegex(table, r"Commit [0-9a-f]{10}\+?:\n\n    scripts/study.py --seeds 1 2 4 ")
+        self.assertIn(f"Commit {ledger.commit()}:\n\n    scripts/study.py --seeds 1 2 4 ", table)
         self.assertIn("Perplexity on b.txt at each length: mean ± standard deviation (number of seeds). Trained for 4 "
                       "steps of 512 tokens", table)
         self.assertEqual([c["flags"]["eval_tokens"] for c in self.calls(of="evaluate")], 6 * ["999"])
