@@ -146,6 +146,7 @@ class Tree:
             if "--list-test-names-only" in text:                                # Catch2 3
                 text = self.command([program, "--list-tests", "--verbosity", "quiet"], LIMIT)[1]
             names = [re.sub(r"([\\,\[\]])", r"\\\1", line) for line in re.findall(r"^ *(\S.*?) *$", text, re.M)]
+            names = [re.sub("^-+", "*", name) for name in names]                # or it would be a flag
         return [Case(program, name) for name in names or [""]]      # with none it says why, when it is run
 
     def run(self, case, limit, **environment):
