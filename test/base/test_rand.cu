@@ -99,6 +99,16 @@ TEST_CASE("permute: another seed or stream, another order, and none of them the 
     CHECK(next <= 8);
 }
 
+TEST_CASE("permute: an order is the same in every version", "[rand]") {
+    // by a few lines of Python: the Feistel network of as few bits, an even number and at least 2, as n needs
+    const std::vector<std::vector<uint64_t>> orders = {{0, 1}, {0, 1, 2}, {0, 3, 2, 1}, {2, 0, 3, 6, 5, 4, 1}};
+    for (const std::vector<uint64_t>& order : orders) {
+        for (uint64_t i = 0; i < order.size(); i++) { CHECK(permute(i, order.size(), 42, 1) == order[i]); }
+    }
+    CHECK(permute(0, 1000, 42, 1) == 719);
+    CHECK(permute(12345, 1ull << 40, 42, 1) == 942583428211ull);
+}
+
 TEST_CASE("permute is uniform over positions", "[rand]") {
     // the tenth of 1000 places that item 333 lands in, over many streams
     std::vector<int> count(10);
