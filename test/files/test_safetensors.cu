@@ -234,6 +234,12 @@ TEST_CASE("safetensors: a hostile header takes neither memory nor time", "[fork]
     }
 }
 
+TEST_CASE("files: what cannot be renamed or removed is named") {
+    throws_with([] { io_rename("/nonexistent/a", "/tmp/b"); }, "cannot rename /nonexistent/a to /tmp/b: No such file");
+    throws_with([] { io_unlink("/nonexistent/a"); }, "/nonexistent/a: cannot remove: No such file");
+    throws_with([] { io_rmdir("/nonexistent/a"); }, "/nonexistent/a: cannot remove the directory: No such file");
+}
+
 TEST_CASE("safetensors: a write that fails says so") {
     throws_with([] { write_safetensors("/nonexistent/a.safetensors", {}); }, "cannot create");
     if (!path_exists("/dev/full")) { return; }
