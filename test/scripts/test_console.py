@@ -1,6 +1,7 @@
 """test_console.py -- scripts/console.py: no script prints a control character, and every error is a line and an exit
 code."""
 import glob
+import hashlib
 import os
 import subprocess
 import sys
@@ -34,6 +35,14 @@ def ended(code):
 
 
 class TestConsole(Folder):
+    def test_safetensors(self):
+        """a header that no spaces fill up, and the SHA-256 of what follows it"""
+        header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
+        path = self.write("model.safetensors", len(header).to_bytes(8, "little") + header + b"8 bytes.")
+        with open(path, "rb") as f:
+            self.assertEqual(console.read_tensors(f, path), {"a": ("F32", [2], 62, 70)})
+        self.assertEqual(console.weights_sha256(self.folder), hashlib.sha256(b"8 bytes.").hexdigest())
+
     def test_every_script_escapes_what_it_was_given(self):
         self.assertGreater(len(programs()), 18)
         for path in programs():
