@@ -16,8 +16,8 @@ seeds: a part of the work is a part of every task.
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
 trained length: the mean over the seeds that reached 95 % at the trained length. If no seed did, it says "not learned"
 and the best result, because errors at longer lengths would mean nothing. --compare cable alibi adds how much the two
-differ at the longer lengths, in percentage points: the mean over the seeds that have both learned, and where it lies
-at 95 % (it needs scipy).
+differ at the longer lengths, in percentage points: the mean over the seeds with which both have learned, and where it
+lies at 95 % (it needs scipy).
 """
 import collections
 import itertools
@@ -243,6 +243,7 @@ def main(argv):
     order = console.encodings(runqueue.help_of(trainer))
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
+    chosen(",".join(args.compare), pos, "--compare")
     seeds = [int(s) for s in args.seeds.split(",")]
     cases = [Case(t, p, s) for s in seeds for p in pos for t in names]
     jobs, code = {case: job_of(args, case) for case in cases}, 0

@@ -334,7 +334,7 @@ class Table(Folder):
 
     @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
     def test_differences(self):
-        """of the seeds that have both learned, at the longer lengths that both reach"""
+        """over the seeds with which both have learned, at the longer lengths that both reach"""
         def rows(pos, *shares):
             return [{"task": "copy", "pos": pos, "seed": seed, "trained": 10, "length": 10 * m, "examples": 100,
                      "exact": share} for seed, of in enumerate(shares) for m, share in zip((1, 2, 4, 8), of)]
@@ -356,6 +356,8 @@ class Table(Folder):
         self.assertIn("--part: expected K/N with K from 1 to N, got 3/2", self.run_it("--part", "3/2", code=2))
         self.assertIn("--pos: expected some of none, cable, rope", self.run_it("--pos", "kable", code=2))
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))
+        self.assertIn("--compare: expected some of none, cable, rope, got kable",
+                      self.run_it("--compare", "cable", "kable", code=2))
         self.assertIn("no results yet", self.run_it("--summary", code=2))
         self.run_it("--pos", "alias", "--tasks", "copy", "--seeds", "1")        # as fox, which no list has
         self.assertIn("/nowhere: No such file or directory; build it with make",
