@@ -176,7 +176,7 @@ def compare(shapes):
 
 
 def costs():
-    """prints by how much a training step takes longer with each encoding than with none: CPU time, in turns"""
+    """prints how much longer a training step takes with each encoding than with none: CPU time, in turns"""
     names = [name for name in console.encodings(runqueue.help_of("./train_gpt2")) if name != "none"]
     print(f"commit {ledger.commit()}, {ROUNDS} rounds, load {os.getloadavg()[0]:.0f}\n")
     print("| encoding | " + " | ".join(f"T {T}, %" for T in COSTS) + " |\n|---|" + "---|" * len(COSTS))

@@ -75,7 +75,7 @@ class LogToTensorboard(Folder):
         self.assertEqual({key: config.get(key) for key in LOG[0]}, LOG[0])
 
     def test_refusals(self):
-        self.write("wandb.py", "raise ImportError('there is no wandb')")
+        self.write("wandb.py", "raise ImportError('wandb is not installed')")
         self.write("run/log.jsonl", "")
         for args, naming in ((("run", "wandb"), "pip install wandb"), (("nowhere",), "nowhere"), ((), "RUN_DIR"),
                              (("a", "excel"), "RUN_DIR")):

@@ -188,7 +188,7 @@ class Mutate(unittest.TestCase):
                 self.assertEqual(row["result"], result)
                 self.assertIn(cases, (int(row["cases"]), None))         # None: which case is faster is not known
         # nothing at first; all programs, and again without what does not compile; the one; then three faults by
-        # themselves, after a look whether they compile
+        # themselves, after a check that they compile
         built = ["build/test/test_sum"]
         self.assertEqual([call.args[1] for call in make.call_args_list], [[], built, built, built] + 3 * [[], built])
 
