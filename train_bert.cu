@@ -6,7 +6,7 @@
 //
 //   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
 //   C = NH * HS   channels                                     V, Vp       vocabulary, padded to a multiple of 128
-//   OC            width of a row of qkv: 3 C and the encoding's columns
+//   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
 //   M, R          rows with a target; rows of the head at a time
 #include "llmc/attention/choose.cuh"
 #include "llmc/gelu.cuh"
@@ -82,7 +82,7 @@ struct BERTConfig {
     X(floatX, emb,        Keep::Scratch,                                  N,      C)      \
     X(float,  embmean,    Keep::Scratch,                                  N,      0)      \
     X(float,  embrstd,    Keep::Scratch,                                  N,      0)      \
-    X(floatX, qkv,        Keep::Cached,                                   N,      OC)     \
+    X(floatX, qkv,        Keep::Cached,                                   N,      row)    \
     X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
     X(float,  attscratch, Keep::Scratch,                                  attention_floats, 0) \
     X(floatX, atty,       Keep::Saved,                                    N,      C)      \
@@ -112,7 +112,7 @@ struct BERTConfig {
     X(floatX, dsum,      Keep::Scratch,  N,        C)      \
     X(floatX, datty,     Keep::Scratch,  N,        C)      \
     X(floatX, dfch,      Keep::Scratch,  N,        4 * C)  \
-    X(floatX, dqkv,      Keep::Scratch,  N,        OC)     \
+    X(floatX, dqkv,      Keep::Scratch,  N,        row)    \
     X(floatX, dhead,     Keep::Scratch,  R,        C)      \
     X(floatX, dheadgelu, Keep::Scratch,  R,        C)      \
     X(float,  scratch,   Keep::Scratch,  scratch_floats, 0)
@@ -134,7 +134,7 @@ using Activations = ActivationsOf<BERTActs>;
 
 struct BERT : Parameters {
     BERTConfig config;
-    int OC = 0;                                         // width of a qkv row, of the layer that has most columns
+    int OC = 0;                                         // of the layer that has most columns
     std::vector<int> columns_of;                        // (L): its encoding's
     BERTParams<floatX> params;
     Pooling pooling = Pooling::Mean;
@@ -153,8 +153,7 @@ void bert_describe(BERT& model, const BERTConfig& config) {
     const int V = config.V, Vp = config.Vp();
     const int L = config.L, C = config.C;
     const PositionTables position = bert_position(config, 0, 0);
-    const int OC = round_up(3 * C + position.extra_columns, 8);
-    model.OC = OC;
+    const int OC = model.OC = qkv_columns(C, position.extra_columns);
     model.columns_of = position.columns_of;
     model.table = TensorTable();
 #define X(name, layers, rows, cols, init, decay) \
@@ -189,7 +188,8 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     acts.set_shape(batch, length, purpose);
     const BERTConfig& g = model.config;
     const int NH = g.NH, C = g.C;
-    const int HS = C / NH, OC = model.OC;
+    const int HS = C / NH;
+    const int OC = model.OC, row = qkv_row(OC);
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * T;
@@ -239,7 +239,8 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
         const LayerPosition position = layer_position(model, acts, l, T);
         layer_ready(model, l);
         // 1 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
-        matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), position.OC(), C), p.qkvb(l), nullptr, s);
+        matmul_forward(a.qkv(l), view(x, N, C), view(p.qkvw(l), position.columns(), C), p.qkvb(l), nullptr, s,
+                       position.row());
         // 2 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
         position.prepare_forward(a.qkv(l), B, T, 0, s);
         // 3 attention to every token of the sequence, in both directions                           (B,T,C)
@@ -357,14 +358,14 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), nullptr,
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
-        if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * position.OC(), s); }
+        if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * position.row(), s); }
         attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B,
                                   T, s);
         // 2 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
         position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)
         matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
-                        view(x, N, C), view(p.qkvw(l), position.OC(), C), s);
+                        view(x, N, C), view(p.qkvw(l), position.columns(), C), s, position.row());
         layer_done(model, l);                                   // its gradients may set out for the other ranks
     }
     // the embeddings: through their normalization, then to the type, the positions and the tokens

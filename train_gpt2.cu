@@ -5,7 +5,7 @@
 //
 //   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
 //   C = NH * HS   channels of the residual stream              V, Vp       vocabulary, padded to a multiple of 128
-//   OC            width of a row of qkv: 3 C and the encoding's columns
+//   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
 #include "llmc/attention/choose.cuh"
 #include "llmc/attention/decode.cuh"
 #include "llmc/gelu.cuh"
@@ -73,8 +73,8 @@ struct GPT2Config {
     X(floatX, ln1,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
     X(float,  ln1mean,    Keep::Saved,                                    N,      0)      \
     X(float,  ln1rstd,    Keep::Saved,                                    N,      0)      \
-    X(floatX, qkv,        Keep::Cached,                                   B * T,  OC)     \
-    X(floatX, newqkv,     Keep::Scratch,                                  new_rows, OC)   \
+    X(floatX, qkv,        Keep::Cached,                                   B * T,  row)    \
+    X(floatX, newqkv,     Keep::Scratch,                                  new_rows, row)  \
     X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
     X(float,  attscratch, acts.kept < 0 ? Keep::Scratch : Keep::Cached,   attention_floats, 0) \
     X(floatX, atty,       Keep::Saved,                                    N,      C)      \
@@ -98,7 +98,7 @@ struct GPT2Config {
     X(floatX, dresidual, Keep::Scratch,                N,        C)      \
     X(floatX, dln,       Keep::Scratch,                N,        C)      \
     X(floatX, dfch,      Keep::Scratch,                N,        4 * C)  \
-    X(floatX, dqkv,      Keep::Scratch,                N,        OC)     \
+    X(floatX, dqkv,      Keep::Scratch,                N,        row)    \
     X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
 
 template <class T> struct GPT2Params {
@@ -119,7 +119,7 @@ using Activations = ActivationsOf<GPT2Acts>;
 
 struct GPT2 : Parameters {
     GPT2Config config;
-    int OC = 0;                                         // width of a qkv row, of the layer that has most columns
+    int OC = 0;                                         // of the layer that has most columns
     std::vector<int> columns_of;                        // (L): its encoding's
     GPT2Params<floatX> params;
 };
@@ -130,7 +130,7 @@ void gpt2_describe(GPT2& model, const GPT2Config& config) {
     const int Vp = config.Vp();
     const int L = config.L, C = config.C;
     const PositionTables position = position_tables(config.position, position_shape(config, 0, 0));
-    const int OC = model.OC = round_up(3 * C + position.extra_columns, 8);
+    const int OC = model.OC = qkv_columns(C, position.extra_columns);
     model.columns_of = position.columns_of;
     model.table = TensorTable();
 #define X(name, layers, rows, cols, init, decay) \
@@ -164,7 +164,8 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     acts.set_shape(batch, length, purpose, tokens);
     const GPT2Config& g = model.config;
     const int NH = g.NH, C = g.C;
-    const int HS = C / NH, OC = model.OC;
+    const int HS = C / NH;
+    const int OC = model.OC, row = qkv_row(OC);
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * (size_t)acts.piece;                                    // see Purpose::Pieces
@@ -224,14 +225,14 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
         const LayerPosition position = layer_position(model, acts, l, stride);
-        const int OC = position.OC();
-        floatX* new_rows = one_token ? a.newqkv() : a.qkv(l) + (size_t)start.t0 * OC;
+        const int OC = position.columns(), row = position.row();
+        floatX* new_rows = one_token ? a.newqkv() : a.qkv(l) + (size_t)start.t0 * row;
         layer_ready(model, l);
         // 1 normalize the residual stream
         layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         // 2 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
-        matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s);
-        if (one_token) { decode_store(a.qkv(l), new_rows, start, OC, s); }
+        matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s, row);
+        if (one_token) { decode_store(a.qkv(l), new_rows, start, row, s); }
         // 3 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
         position.prepare_forward(a.qkv(l), B, T, start, s);
         // 4 attention: softmax(q k^T / sqrt(HS) + bias) v, heads side by side                       (B,T,C)
@@ -312,7 +313,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
     for (int l = L - 1; l >= 0; l--) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
         const LayerPosition position = layer_position(model, acts, l, T, grads);
-        const int OC = position.OC();
+        const int OC = position.columns(), row = position.row();
         if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
         if (recompute >= 2) {
             layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
@@ -332,7 +333,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), nullptr,
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
-        if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * OC, s); }
+        if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * row, s); }
         attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B, T,
                                  s);
         // 3 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
@@ -342,7 +343,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         }
         // 2 the product that made q, k, v: dqkv -> dln                                              (B,T,C)
         matmul_backward(a.dln(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), nullptr,
-                        view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), s);
+                        view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), s, row);
         // 1 through the first normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l),
                            a.ln1rstd(l), p.ln1w(l), N, C, s);

@@ -37,7 +37,7 @@ inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream
 template <int P>
 __global__ void gelu_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
                                      int C) {
-    slab_sums<P>(partial, N, C, [&](size_t i) {
+    slab_sums<P>(partial, N, C, C, [&](size_t i) {
         const Pack<P> in = load_pack<P>(inp + i);
         Pack<P> d = load_pack<P>(dout + i);
         UNROLL
@@ -77,7 +77,7 @@ inline void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream st
 template <int P>
 __global__ void gelu_erf_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
                                          int C) {
-    slab_sums<P>(partial, N, C, [&](size_t i) {
+    slab_sums<P>(partial, N, C, C, [&](size_t i) {
         const Pack<P> in = load_pack<P>(inp + i);
         Pack<P> d = load_pack<P>(dout + i);
         UNROLL

@@ -8,7 +8,6 @@
 #ifndef LLMC_MATMUL_CUH
 #define LLMC_MATMUL_CUH
 
-#include "base/matrix.cuh"
 #include "base/reduce.cuh"
 
 #if defined(CUDA_BUILD)
@@ -37,6 +36,7 @@ inline size_t matmul_shared(int m, int n) {         // with room for the sums of
 struct MatmulArgs {
     floatX* out;                    // null: the product is added to sum
     float* sum;
+    int row;                        // elements from a row of out, residual or sum to the next
     Matrix<const floatX> A, B;
     const floatX* bias;             // (N), added to each row of out; may be null
     const floatX* residual;         // (M,N), added to out; may be null
@@ -46,7 +46,7 @@ struct MatmulArgs {
 // What is added to element (m,n) of the product
 __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
     const float bias = p.bias != nullptr ? (float)p.bias[n] : 0.0f;
-    const float residual = p.residual != nullptr ? (float)p.residual[(size_t)m * p.B.cols + n] : 0.0f;
+    const float residual = p.residual != nullptr ? (float)p.residual[(size_t)m * p.row + n] : 0.0f;
     return bias + residual;
 }
 
@@ -65,7 +65,7 @@ __global__ void matmul_kernel(MatmulArgs p) {
     const bool rounds = p.sum == nullptr && sizeof(floatX) != sizeof(float);
     float* panels = dynamic_shared();
     float* all = p.sum != nullptr ? p.sum : (float*)p.out;
-    const Matrix<float> whole = view(all, p.A.rows, p.B.cols);
+    const Matrix<float> whole = view(all, p.A.rows, p.B.cols, p.row);
     const Matrix<float> out = rounds ? view(panels + gemm_panels(p.tile_m), M, N) : block(whole, m0, M, n0, N);
     for (int m = 0; m < M && p.sum == nullptr; m++) {
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
@@ -73,7 +73,7 @@ __global__ void matmul_kernel(MatmulArgs p) {
     gemm(out, A, B, panels);
     // 3. the sums are rounded to floatX once
     for (int m = 0; m < M && rounds; m++) {
-        floatX* to = p.out + (size_t)(m0 + m) * p.B.cols + n0;
+        floatX* to = p.out + (size_t)(m0 + m) * p.row + n0;
         for (int n = 0; n < N; n++) { to[n] = (floatX)out(m, n); }
     }
 #else
@@ -100,7 +100,7 @@ __global__ void matmul_kernel(MatmulArgs p) {
     __syncthreads();
     for (int m = 0; m < M; m++) {
         for (int n = threadIdx.x; n < N; n += blockDim.x) {
-            const size_t at = (size_t)(m0 + m) * p.B.cols + n0 + n;
+            const size_t at = (size_t)(m0 + m) * p.row + n0 + n;
             if (p.sum != nullptr) { p.sum[at] += c(m, n); }
             else { p.out[at] = (floatX)(matmul_addend(p, m0 + m, n0 + n) + c(m, n)); }
         }
@@ -118,7 +118,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
     void* out = into_float ? (void*)p.sum : (void*)p.out;
     const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
-    if (cublaslt_product({out, added, p.A, p.B, p.bias, into_float}, stream)) { return; }
+    if (cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float}, stream)) { return; }
 #endif
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
     int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
@@ -135,14 +135,15 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     launch(matmul_kernel, Grid(tiles, 256, matmul_shared(p.tile_m, p.tile_n), stream), p);
 }
 
-// out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null
+// out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: elements from a row of
+// out or residual to the next, 0: N
 inline void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
-                   const floatX* residual, Stream stream) {
-    matmul_launch({out, nullptr, A, B, bias, residual, 0, 0}, stream);
+                   const floatX* residual, Stream stream, int row = 0) {
+    matmul_launch({out, nullptr, row == 0 ? B.cols : row, A, B, bias, residual, 0, 0}, stream);
 }
 // sum (M,N) += A (M,K) B (K,N)
 inline void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream) {
-    matmul_launch({nullptr, sum, A, B, nullptr, nullptr, 0, 0}, stream);
+    matmul_launch({nullptr, sum, B.cols, A, B, nullptr, nullptr, 0, 0}, stream);
 }
 
 // One block per row of out.
@@ -161,24 +162,24 @@ inline void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix
 // ----------------------------------------------------------------------------------------------------------
 // the layer
 
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null. row: as above
 inline void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
-                           const floatX* bias, const floatX* residual, Stream stream) {
-    matmul(out, inp, transposed(weight), bias, residual, stream);
+                           const floatX* bias, const floatX* residual, Stream stream, int row = 0) {
+    matmul(out, inp, transposed(weight), bias, residual, stream, row);
 }
 
 // dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), the gradient that reaches inp by another way; residual may
 // be null. dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC
-// floats
+// floats. row: elements from a row of dout to the next, 0: OC
 inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                             const floatX* residual, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
-                            Stream stream) {
+                            Stream stream, int row = 0) {
     const int N = inp.rows, OC = weight.rows;
-    const Matrix<const floatX> d = view(dout, N, OC);
+    const Matrix<const floatX> d = view(dout, N, OC, row == 0 ? OC : row);
     // out = inp weight^T, so dinp sends dout back through weight, and dweight pairs each output with each input
     if (dinp != nullptr) { matmul(dinp, d, weight, nullptr, residual, stream); }
     matmul_add(dweight, transposed(d), inp, stream);
-    if (dbias != nullptr) { add_row_sums(dbias, scratch, dout, N, OC, stream); }
+    if (dbias != nullptr) { add_row_sums(dbias, scratch, d, stream); }
 }
 
 #endif

@@ -37,7 +37,7 @@ inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stre
 }
 // drow (C) accumulates; dout (N,C). scratch: MAX_SLABS * C floats
 inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
-    add_row_sums(drow, scratch, dout, N, C, stream);
+    add_row_sums(drow, scratch, view(dout, N, (size_t)C), stream);
 }
 
 #endif

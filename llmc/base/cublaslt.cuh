@@ -26,6 +26,7 @@
 struct LtProduct {
     void* out;
     const void* added;              // of out's type
+    int row;                        // elements from a row of out or added to the next
     Matrix<const floatX> A, B;      // row-major or transposed
     const floatX* bias;
     bool into_float;                // out is float32; else floatX
@@ -64,7 +65,7 @@ struct CublasLt {                   // one per process, never destroyed: at exit
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
     Stream stream = {};
-    std::map<std::array<int, 6>, LtPlan> plans;             // by shape, strides and flags
+    std::map<std::array<int, 7>, LtPlan> plans;             // by shape, strides and flags
     std::map<std::string, LtChoice> known;                  // by lt_shape(): what plans are made of
 };
 inline CublasLt& cublaslt() {
@@ -73,16 +74,17 @@ inline CublasLt& cublaslt() {
 }
 
 // The key of a product's plan
-inline std::array<int, 6> lt_key(const LtProduct& p) {
+inline std::array<int, 7> lt_key(const LtProduct& p) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags};
+    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
 }
 // The same as text, with the type: "65536x2328x768 lda 768 ldb 768 flags 10 bf16"
 inline std::string lt_shape(const LtProduct& p) {
-    const std::array<int, 6> k = lt_key(p);
+    const std::array<int, 7> k = lt_key(p);
     const char* type = sizeof(floatX) == 2 ? "bf16" : "float32";
-    return strprintf("%dx%dx%d lda %d ldb %d flags %d %s", k[0], k[1], k[2], k[3], k[4], k[5], type);
+    const std::string row = p.row != p.N() ? strprintf(" ldc %d", p.row) : "";
+    return strprintf("%dx%dx%d lda %d ldb %d%s flags %d %s", k[0], k[1], k[2], k[3], k[4], row.c_str(), k[5], type);
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -144,7 +146,7 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     }
     plan.first = lt_layout(p.B, type, p);
     plan.second = lt_layout(p.A, type, p);
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.N()));
+    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
 }
 
 inline void lt_release(const LtPlan& plan) {
@@ -220,7 +222,7 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;
     const void* arrays[] = {p.out, p.added, p.A.data, p.B.data, p.bias};
-    bool aligned = rows && p.N() % unit == 0;
+    bool aligned = rows && p.N() % unit == 0 && p.row % unit == 0;
     for (const void* x : arrays) { aligned = aligned && (uintptr_t)x % 16 == 0; }
     if (!aligned) { return false; }
     CublasLt& lt = cublaslt();

@@ -6,7 +6,7 @@
 #ifndef LLMC_BASE_REDUCE_CUH
 #define LLMC_BASE_REDUCE_CUH
 
-#include "device.h"
+#include "matrix.cuh"
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
@@ -17,9 +17,9 @@ inline Grid slab_grid(size_t N, int C, Stream stream) {
     return Grid(slab_count(N) * (ON_GPU ? ceil_div(C, 32 * PACK) : 1), 32 * SLAB_WARPS, 0, stream);
 }
 
-// partial[s] is the sum of slab s's rows. rows(i), called once for each, is the pack at element i of (N,C): a kernel
-// that computes and stores it has the sums without reading it again.
-template <int P, class Rows> __device__ inline void slab_sums(float* partial, size_t N, int C, Rows rows) {
+// partial[s] is the sum of slab s's rows. rows(i), called once for each, is the pack at element i of (N,C), whose rows
+// are `row` elements apart: a kernel that computes and stores it has the sums without reading it again.
+template <int P, class Rows> __device__ inline void slab_sums(float* partial, size_t N, int C, int row, Rows rows) {
     const size_t slabs = slab_count(N), pieces = gridDim.x / slabs;         // pieces of the columns
     const size_t slab = blockIdx.x / pieces;
     const size_t length = ceil_div(N, slabs);                   // rows per slab
@@ -33,7 +33,7 @@ template <int P, class Rows> __device__ inline void slab_sums(float* partial, si
     for (int c = lane * P; c < 32 * PACK; c += 32 * P) {        // once, if P is PACK
         Pack<P> sum = {};                                       // stays in registers
         for (size_t n = begin + warp; n < end && c0 + c < C; n += SLAB_WARPS) {
-            const Pack<P> x = rows(n * C + c0 + c);
+            const Pack<P> x = rows(n * row + c0 + c);
             UNROLL
             for (int e = 0; e < P; e++) { sum.x[e] += x.x[e]; }
         }
@@ -50,12 +50,12 @@ template <int P, class Rows> __device__ inline void slab_sums(float* partial, si
     for (int c = threadIdx.x; c < C; c += blockDim.x) { p[c] = 0.0f; }
     for (size_t n = begin; n < end; n++) {
         SIMD
-        for (int c = threadIdx.x; c < C; c += blockDim.x) { p[c] += rows(n * C + c).x[0]; }
+        for (int c = threadIdx.x; c < C; c += blockDim.x) { p[c] += rows(n * row + c).x[0]; }
     }
 #endif
 }
-template <int P> __global__ void slab_sums_kernel(float* partial, const floatX* x, size_t N, int C) {
-    slab_sums<P>(partial, N, C, [&](size_t i) { return load_pack<P>(x + i); });
+template <int P> __global__ void slab_sums_kernel(float* partial, Matrix<const floatX> x) {
+    slab_sums<P>(partial, x.rows, x.cols, x.row_stride, [&](size_t i) { return load_pack<P>(x.data + i); });
 }
 
 // out[c] += sum of partial[s * stride + c] over the slabs s
@@ -90,10 +90,13 @@ inline void add_slabs(float* out, const float* partial, size_t slabs, size_t str
     launch(add_slabs_kernel, grid, out, partial, slabs, stride, C);
 }
 
-// out (C) += the sum of rows (N,C). scratch: MAX_SLABS * C floats
-inline void add_row_sums(float* out, float* scratch, const floatX* rows, size_t N, int C, Stream stream) {
-    with_pack((size_t)C, [&](auto P) { launch(slab_sums_kernel<P>, slab_grid(N, C, stream), scratch, rows, N, C); });
-    add_slabs(out, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
+// out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
+inline void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream) {
+    const size_t N = (size_t)x.rows, C = (size_t)x.cols;
+    with_pack(C | (size_t)x.row_stride, [&](auto P) {       // PACK, a power of two, divides both or not both
+        launch(slab_sums_kernel<P>, slab_grid(N, x.cols, stream), scratch, x);
+    });
+    add_slabs(out, scratch, slab_count(N), C, C, stream);
 }
 
 #endif

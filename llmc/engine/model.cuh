@@ -246,6 +246,11 @@ template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     return n;
 }
 
+// Columns of qkv, the rows of qkvw: q, k and v, those of the encodings, and padding to a multiple of 8
+inline int qkv_columns(int C, int extra_columns) { return round_up(3 * C + extra_columns, 8); }
+// From a row of qkv to the next: on a GPU each begins on a cache line, of 128 bytes
+inline int qkv_row(int columns) { return ON_GPU ? round_up(columns, 128 / (int)sizeof(floatX)) : columns; }
+
 // One part of model.config.position in a layer of a model
 template <class Model, class Acts>
 PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int stride, float* grads) {
@@ -255,7 +260,8 @@ PositionView position_view(const Model& model, const Acts& acts, int part, int l
     v.run = &model.config.position;
     v.config = &v.run->parts[(size_t)part];
     v.layer = at;
-    v.OC = round_up(3 * v.C() + model.columns_of[(size_t)layer], 8);
+    v.columns = qkv_columns(v.C(), model.columns_of[(size_t)layer]);
+    v.OC = qkv_row(v.columns);
     v.kv_len = acts.kv_len;
     v.kept = acts.kept;
     v.mask = v.run->mask_of(layer);

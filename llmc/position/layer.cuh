@@ -25,7 +25,8 @@ struct LayerPosition {
     }
     // the encoding whose bias attention adds to the scores
     const PositionView& bias() const { return views[(size_t)count - 1]; }
-    int OC() const { return bias().OC; }
+    int columns() const { return bias().columns; }
+    int row() const { return bias().OC; }
 
 private:
     // Calls f(encoding) with each of them: with_position makes Rope or CableFull of a view.

@@ -31,7 +31,8 @@ struct PositionView : PositionShape {
     const PositionConfig* run = nullptr;            // what holds for all encodings
     const EncodingConfig* config = nullptr;         // this one
     int layer = 0;                                  // which of the layers that have it this is
-    int OC = 0;                                     // the width of a row of qkv
+    int columns = 0;                                // of qkv: q, k, v, the encodings' and padding
+    int OC = 0;                                     // from a row of qkv to the next
     AttentionMask mask;                             // the run's, with this batch's documents
     float score_factor = 1.0f;                      // of the other encodings of this layer
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys

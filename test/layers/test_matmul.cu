@@ -80,6 +80,34 @@ void test_matmul(Random& random, size_t N, size_t C, size_t OC, bool with_bias, 
     CHECK(same_bits(dweight.host(), dweight2.host()));                  // dinp may be null
 }
 
+// Rows of out, residual and dout with `gap` NaN between them: the same bits as without, and the NaN stay
+void test_rows_apart(Random& random, size_t N, size_t C, size_t OC, size_t gap) {
+    INFO("N " << N << ", C " << C << ", OC " << OC << ", gap " << gap);
+    const Array<float> inp(random.normals(N * C)), weight(random.normals(OC * C)), bias(random.normals(OC));
+    const std::vector<float> residual = random.normals(N * OC), dout = random.normals(N * OC);
+    struct Results { std::vector<float> out, dinp, dweight, dbias; };
+    const auto apart = [&](const std::vector<float>& packed, size_t row) {
+        std::vector<float> to(N * row, NAN);
+        for (size_t n = 0; n < N; n++) { std::copy_n(&packed[n * OC], OC, &to[n * row]); }
+        return to;
+    };
+    const auto run = [&](size_t row) {
+        poison_shared();
+        const Array<float> d_residual(apart(residual, row)), d_dout(apart(dout, row));
+        Array<float> out(std::vector<float>(N * row, NAN)), dinp(N * C), scratch(MAX_SLABS * OC);
+        Array<float> dweight(std::vector<float>(OC * C)), dbias(std::vector<float>(OC, 0.0f));
+        const Matrix<const float> x = view(inp.p, N, C), w = view(weight.p, OC, C);
+        matmul_forward(out, x, w, bias.p, d_residual.p, Stream(0), (int)row);
+        matmul_backward(dinp, dweight, dbias, scratch, d_dout, nullptr, x, w, Stream(0), (int)row);
+        return Results{out.host(), dinp.host(), dweight.host(), dbias.host()};
+    };
+    const Results packed = run(OC), wide = run(OC + gap);
+    CHECK(same_bits(wide.out, apart(packed.out, OC + gap)));
+    CHECK(same_bits(wide.dinp, packed.dinp));
+    CHECK(same_bits(wide.dweight, packed.dweight));
+    CHECK(same_bits(wide.dbias, packed.dbias));
+}
+
 // block_matmul on its own
 template <bool Add> __global__ void block_matmul_kernel(Matrix<float> out, Matrix<const float> A,
                                                         Matrix<const float> B) {
@@ -168,6 +196,14 @@ TEST_CASE("matmul, every edge of a tile", "[matmul][asan]") {
         const size_t C = (size_t)random.integer(1, 90);
         const size_t OC = (size_t)random.integer(1, 600);
         test_matmul(random, N, C, OC, k % 2 == 0, k % 3 == 0);
+    }
+}
+
+TEST_CASE("matmul, rows that are further apart than they are long", "[matmul][asan]") {
+    Random random;
+    INFO(random);
+    for (size_t OC : {8, 37, 264}) {
+        for (size_t gap : {1, 8}) { test_rows_apart(random, 130, 20, OC, gap); }
     }
 }
 

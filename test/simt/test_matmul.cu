@@ -34,17 +34,31 @@ struct Product {
     }
     static std::vector<floatX> x(const std::vector<float>& v) { return converted<floatX>(v); }
 
-    void run(Stream stream = Stream(0)) {
-        const DeviceArray<floatX> d_inp(x(inp)), d_weight(x(weight)), d_bias(x(bias)), d_residual(x(residual)),
-            d_dout(x(dout));
-        DeviceArray<floatX> d_out(N * OC), d_dinp(N * C);
+    // (N,OC) in rows that are `row` apart, with NaN between them; and out of them
+    std::vector<float> wide(const std::vector<float>& v, size_t row) const {
+        std::vector<float> to(N * row, NAN);
+        for (size_t n = 0; n < N; n++) { std::copy_n(&v[n * OC], OC, &to[n * row]); }
+        return to;
+    }
+    // gap: elements between the rows of out, residual and dout
+    void run(Stream stream = Stream(0), size_t gap = 0) {
+        const size_t row = OC + gap;
+        const DeviceArray<floatX> d_inp(x(inp)), d_weight(x(weight)), d_bias(x(bias)),
+            d_residual(x(wide(residual, row))), d_dout(x(wide(dout, row)));
+        DeviceArray<floatX> d_out(x(std::vector<float>(N * row, NAN))), d_dinp(N * C);
         DeviceArray<float> d_dweight(dweight), d_dbias(dbias), scratch(MAX_SLABS * OC);
         const Matrix<floatX> inp_ = view(d_inp.p, N, C), weight_ = view(d_weight.p, OC, C);
         const floatX* bias_ = with_bias ? d_bias.p : nullptr;
         const floatX* residual_ = with_residual ? d_residual.p : nullptr;
-        matmul_forward(d_out.p, inp_, weight_, bias_, residual_, stream);
-        matmul_backward(d_dinp.p, d_dweight.p, d_dbias.p, scratch.p, d_dout.p, nullptr, inp_, weight_, stream);
-        out = d_out.host();
+        matmul_forward(d_out.p, inp_, weight_, bias_, residual_, stream, (int)row);
+        matmul_backward(d_dinp.p, d_dweight.p, d_dbias.p, scratch.p, d_dout.p, nullptr, inp_, weight_, stream,
+                        (int)row);
+        const std::vector<floatX> rows = d_out.host();
+        out.clear();
+        for (size_t n = 0; n < N; n++) {
+            out.insert(out.end(), &rows[n * row], &rows[n * row] + OC);
+            for (size_t c = OC; c < row; c++) { EXPECT(std::isnan((float)rows[n * row + c]), "row %zu, %zu", n, c); }
+        }
         dinp = d_dinp.host();
         new_dweight = d_dweight.host();
         new_dbias = d_dbias.host();
@@ -100,8 +114,10 @@ KERNEL_TEST("a matmul is right and rounded once, where rows are aligned and wher
     for (const auto& s : shapes) {
         for (int k = 0; k < 4; k++) {
             Product p(s.N, s.C, s.OC, k % 2 == 1, k / 2 == 1, stream += 10);
-            p.run();
-            p.expect_right();
+            for (size_t gap : {0, 8, 3}) {                          // aligned, aligned, and not
+                p.run(Stream(0), gap);
+                p.expect_right();
+            }
         }
     }
 }
