@@ -15,7 +15,7 @@
 // A block and its steps. Rows of the scores are keys, columns are queries. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     using Owner = FlashOwner<Kind, HS>;
-    static constexpr int STRIP = flash_strip(Kind, HS);
+    static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
     static constexpr bool cable = flash_is_cable(Kind);
@@ -208,7 +208,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
 // on one SM: on Hopper, where the owned rows are in no registers, most have room for one more
 constexpr int flash_dkdv_blocks(FlashBias Kind, int HS) {
     const bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
-    return flash_wgmma(HS, flash_strip(Kind, HS)) && !line ? 4 : flash_backward_blocks(HS);
+    return HS == 64 && flash_wgmma(flash_strip(Kind)) && !line ? 4 : flash_backward_blocks(HS);
 }
 template <bool Causal, FlashBias Kind, int HS, bool Masked>
 __global__ void __launch_bounds__(FLASH_THREADS, flash_dkdv_blocks(Kind, HS))

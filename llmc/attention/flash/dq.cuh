@@ -112,11 +112,11 @@ __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire
 // A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     using Owner = FlashOwner<Kind, HS>;
-    static constexpr int STRIP = flash_strip(Kind, HS);
+    static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
     // whether the products read q and dout where they are; Toeplitz needs their place
-    static constexpr bool IN_PLACE = flash_wgmma(HS, STRIP) && Kind != FlashBias::Toeplitz;
+    static constexpr bool IN_PLACE = flash_wgmma(STRIP) && Kind != FlashBias::Toeplitz;
     static constexpr bool cable = flash_is_cable(Kind);
     const FlashArgs& args;
     const Owner owner;
@@ -175,7 +175,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         __syncthreads();
         own.q.load(owner.own_tile(0), owner.row0);
         own.dout.load(owner.own_tile(1), owner.row0);
-        fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * HS);       // in the place of q, as the diagonals are
+        fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * 64);       // in the place of q, as the diagonals are
         if (Kind == FlashBias::Fire) {
             syncwarp();
             fire_sums.clear();
@@ -331,7 +331,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         for (int e = threadIdx.x; e < SIZE; e += FLASH_THREADS) {
             double sum = 0.0;
             for (int r = 0; r < FLASH_TILE; r += FLASH_ROWS) {
-                sum += ((const double*)(owner.own_tile(0) + r * HS))[e];
+                sum += ((const double*)(owner.own_tile(0) + r * 64))[e];
             }
             partial[e] = sum;
         }

@@ -128,8 +128,8 @@ constexpr size_t flash_forward_shared(FlashBias Kind, int HS) {
 }
 // on one SM: 128, 168, 255 registers per thread
 constexpr int flash_forward_blocks(int HS) {
-    if (flash_wgmma(HS, FLASH_TILE)) { return 4; }
-    return HS == 64 ? 3 : 2;
+    if (HS != 64) { return 2; }
+    return flash_wgmma(FLASH_TILE) ? 4 : 3;
 }
 
 // One block per 64 queries of one (batch, head), longest rows first. K, V and the bias's values are fetched one tile
@@ -167,7 +167,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     };
     FlashRowBias rows;
     FlashSoftmax<HS> softmax;
-    constexpr bool in_place = flash_wgmma(HS, TILE);        // the products read Q_tile
+    constexpr bool in_place = flash_wgmma(TILE);        // the products read Q_tile
     FlashOwned<HS, in_place ? 0 : HS / 16> queries;
 
     // 1. the queries and the first tile of keys are on their way, in one group of copies

@@ -140,15 +140,15 @@ constexpr size_t flash_backward_shared(int HS) {
 }
 // Streamed rows whose logits are in registers at a time: with all 64 the sums of HS columns would not fit beside them.
 // On Hopper the owned rows take no registers. Fire's y needs room
-__host__ __device__ constexpr int flash_strip(FlashBias Kind, int HS) {
-    return Kind != FlashBias::Fire && flash_wgmma(HS, 32) ? 32 : 16;
+__host__ __device__ constexpr int flash_strip(FlashBias Kind) {
+    return Kind != FlashBias::Fire && flash_wgmma(32) ? 32 : 16;
 }
 // on one SM: 168, 255 registers per thread
 constexpr int flash_backward_blocks(int HS) { return HS == 64 ? 3 : 2; }
 
 // How many fragments of K and V fit into the dkdv kernel's registers beside dK and dV
 __host__ __device__ constexpr int flash_keys_kept(FlashBias Kind, int HS) {
-    if (HS != 64 || flash_wgmma(HS, flash_strip(Kind, HS))) { return 0; }
+    if (HS != 64 || flash_wgmma(flash_strip(Kind))) { return 0; }
     return Kind == FlashBias::LogDistance ? 3 : 4;
 }
 __host__ __device__ constexpr int flash_values_kept(FlashBias Kind, int HS) {

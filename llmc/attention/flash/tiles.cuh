@@ -31,15 +31,17 @@ __device__ inline int flash_begin(const FlashArgs& args, int b, int i) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// tiles in shared memory: rows of HS bf16, in pieces of 16 bytes; piece p of row r lies at p ^ (r & 7), so that the
-// eight rows of one ldmatrix, all in one column of pieces, fall into different banks
+// tiles in shared memory: rows of HS bf16, in pieces of 16 bytes. 64 columns of all rows lie together, before the next
+// 64, as wgmma wants them. Of these 8 pieces piece p of row r lies at p ^ (r & 7), so that the eight rows of one
+// ldmatrix, all in one column of pieces, fall into different banks
 
 struct alignas(16) FlashPiece {
     uint32_t x[4];                                          // 8 bf16
 };
+constexpr int FLASH_HALF = FLASH_TILE * 64;                 // elements of 64 columns
 // element 8 * piece of a row
-template <int HS> __device__ inline bf16* flash_at(bf16* tile, int row, int piece) {
-    return tile + row * HS + ((piece ^ (row & 7)) << 3);
+__device__ inline bf16* flash_at(bf16* tile, int row, int piece) {
+    return tile + piece / 8 * FLASH_HALF + row * 64 + ((piece % 8 ^ (row & 7)) << 3);
 }
 
 // Starts the copy of a tile, of rows of `columns` elements, `stride` elements apart in global memory; rows >= n become
@@ -52,11 +54,11 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     const int piece = threadIdx.x % PIECES;
     const int row0 = threadIdx.x / PIECES;
     from += row0 * stride + piece * 8;          // registers are scarce: one pointer, also for rows that are not read
-    tile = flash_at<HS>(tile, row0, piece);
+    tile = flash_at(tile, row0, piece);
     n = piece * 8 < columns ? n : 0;
     UNROLL
     for (int r = 0; r < FLASH_TILE; r += STEP) {
-        cp_async_16(tile + r * HS, from, row0 + r < n);
+        cp_async_16(tile + r * 64, from, row0 + r < n);
         from += STEP * stride;
     }
 }
@@ -67,35 +69,36 @@ __device__ inline void flash_wait_copies() {
     fence_proxy_async();
 }
 
-// Operands of mma_m16n8k16 from such a tile; the last index counts 16 columns. LD: the tile's row length; row0, n0, k0:
-// multiples of 8. Piece 2 k + high of a row, from an address that is the same for all k: one for each k would take
-// registers.
-template <int LD> __device__ inline const void* flash_operand(const bf16* tile, int row, int k, int high) {
+// Operands of mma_m16n8k16 from such a tile; the last index counts 16 columns. row0, n0, k0: multiples of 8. Piece
+// 2 k + high of a row, from an address that is the same for all k: one for each k would take registers.
+__device__ inline const void* flash_operand(const bf16* tile, int row, int k, int high) {
     const int piece = high ^ (row & 7);                 // for k = 0; the xor with 2 (k % 4) follows, in bytes
-    return (const char*)(tile + row * LD + k / 4 * 64) + (piece * 16 ^ k % 4 * 32);
+    return (const char*)(tile + k / 4 * FLASH_HALF + row * 64) + (piece * 16 ^ k % 4 * 32);
 }
 // A (16 x 16): rows row0 .. row0+15, columns 16k .. 16k+15
-template <int LD> __device__ inline void flash_load_a(uint32_t (&r)[4], const bf16* tile, int row0, int k) {
+__device__ inline void flash_load_a(uint32_t (&r)[4], const bf16* tile, int row0, int k) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(r, flash_operand<LD>(tile, row0 + lane % 16, k, lane / 16));
+    ldmatrix_x4(r, flash_operand(tile, row0 + lane % 16, k, lane / 16));
 }
 // B of two mma (k 16 x n 8 each) where the tile's rows are n: rows n0 .. n0+7 give r[0], r[1], rows n0+8 .. n0+15 r[2],
 // r[3]; columns 16k .. 16k+15 are k. (scores = Q K^T: the tile is K.)
-template <int LD> __device__ inline void flash_load_b(uint32_t (&r)[4], const bf16* tile, int n0, int k) {
+__device__ inline void flash_load_b(uint32_t (&r)[4], const bf16* tile, int n0, int k) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4(r, flash_operand<LD>(tile, n0 + lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
+    ldmatrix_x4(r, flash_operand(tile, n0 + lane / 16 * 8 + lane % 8, k, lane / 8 % 2));
 }
 // B of two mma where the tile's rows are k: rows k0 .. k0+15; columns 16n .. 16n+7 give r[0], r[1], 16n+8 .. 16n+15
 // r[2], r[3]. (out = P V: the tile is V.)
-template <int LD> __device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, int k0, int n) {
+__device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, int k0, int n) {
     const int lane = threadIdx.x % 32;
-    ldmatrix_x4_trans(r, flash_operand<LD>(tile, k0 + lane % 16, n, lane / 16));
+    ldmatrix_x4_trans(r, flash_operand(tile, k0 + lane % 16, n, lane / 16));
 }
 
 // Whether scores of `columns` columns are made and used by the products of a warpgroup, which Hopper has. Then a block
 // is one, and reads its operands where they are. (The forward was wrong with fragments of them that outlive a turn of
 // its loop: ptxas 13.0 gave P their registers.)
-__host__ __device__ constexpr bool flash_wgmma(int HS, int columns) { return HAS_WGMMA && HS == 64 && columns >= 32; }
+__host__ __device__ constexpr bool flash_wgmma(int columns) { return HAS_WGMMA && columns >= 32; }
+// bytes from the start of a tile to its k-th 16 columns
+__host__ __device__ constexpr int flash_bytes(int k) { return k / 4 * FLASH_HALF * (int)sizeof(bf16) + k % 4 * 32; }
 
 // The warp's rows of a tile as left operand, fragments of 16 columns each: the first `Kept` stay in registers, the rest
 // are read from shared memory each time. row0: the warp's first row in the tile
@@ -105,11 +108,11 @@ template <int HS, int Kept> struct FlashOwned {
 
     __device__ void load(const bf16* tile, int row0) {      // once, when the tile has arrived
         UNROLL
-        for (int k = 0; k < Kept; k++) { flash_load_a<HS>(fragment[k], tile, row0, k); }
+        for (int k = 0; k < Kept; k++) { flash_load_a(fragment[k], tile, row0, k); }
     }
     // of columns 16k .. 16k + 15
     __device__ const uint32_t (&use(const bf16* tile, int row0, int k))[4] {
-        if (k >= Kept) { flash_load_a<HS>(fragment[Kept], tile, row0, k); }
+        if (k >= Kept) { flash_load_a(fragment[Kept], tile, row0, k); }
         return fragment[imin(k, Kept)];
     }
 };
@@ -149,20 +152,20 @@ template <int Columns> struct FlashFragment {
     template <int HS, int Kept>
     __device__ void add_transposed(FlashOwned<HS, Kept>& owned, const bf16* own_tile, int row0, const bf16* tile,
                                    int row) {
-        const WgmmaTile a(own_tile), b(tile + row * HS);
+        const WgmmaTile a(own_tile), b(tile + row * 64);
         UNROLL
         for (int k = 0; k < HS / 16; k++) {
-            if constexpr (flash_wgmma(HS, Columns) && Kept == 0) {
-                wgmma(x, a, b, 32 * k);
-            } else if constexpr (flash_wgmma(HS, Columns)) {
+            if constexpr (flash_wgmma(Columns) && Kept == 0) {
+                wgmma(x, a, b, flash_bytes(k));
+            } else if constexpr (flash_wgmma(Columns)) {
                 static_assert(Kept == HS / 16, "asynchronous products need a fragment each");
-                wgmma<false>(x, owned.use(own_tile, row0, k), b, 32 * k);
+                wgmma<false>(x, owned.use(own_tile, row0, k), b, flash_bytes(k));
             } else {
                 const uint32_t (&left)[4] = owned.use(own_tile, row0, k);
                 UNROLL
                 for (int n = 0; n < N; n += 2) {            // 16 rows of the tile: two mma
                     uint32_t right[4];
-                    flash_load_b<HS>(right, tile, row + n * 8, k);
+                    flash_load_b(right, tile, row + n * 8, k);
                     mma_m16n8k16(x[n], left, right[0], right[1]);
                     mma_m16n8k16(x[n + 1], left, right[2], right[3]);
                 }
@@ -171,16 +174,20 @@ template <int Columns> struct FlashFragment {
     }
     // += `weights` times the rows from `row` on of a tile
     template <int Inner> __device__ void add_product(const FlashLeft<Inner>& weights, const bf16* tile, int row) {
-        const WgmmaTile b(tile + row * Columns);
+        const WgmmaTile b(tile + row * 64);
         UNROLL
         for (int k = 0; k < Inner / 16; k++) {
-            if constexpr (flash_wgmma(Columns, Inner)) {
-                wgmma<true>(x, weights.x[k], b, 16 * k * Columns * (int)sizeof(bf16));
+            if constexpr (flash_wgmma(Inner)) {
+                UNROLL
+                for (int c = 0; c < Columns; c += 64) {
+                    float (&part)[8][4] = *(float (*)[8][4])x[c / 8];
+                    wgmma<true>(part, weights.x[k], b, flash_bytes(c / 16) + 16 * k * 128);
+                }
             } else {
                 UNROLL
                 for (int c = 0; c < N / 2; c++) {           // 16 columns: two mma
                     uint32_t right[4];
-                    flash_load_b_trans<Columns>(right, tile, row + 16 * k, c);
+                    flash_load_b_trans(right, tile, row + 16 * k, c);
                     mma_m16n8k16(x[2 * c], weights.x[k], right[0], right[1]);
                     mma_m16n8k16(x[2 * c + 1], weights.x[k], right[2], right[3]);
                 }
@@ -198,7 +205,7 @@ template <int Columns> struct FlashFragment {
             UNROLL
             for (int n = 0; n < N; n++) {
                 const float* sum = pair(own, n);
-                bf16* piece = flash_at<Columns>(tile, row0 + lane / 4 + 8 * own, n) + lane % 4 * 2;
+                bf16* piece = flash_at(tile, row0 + lane / 4 + 8 * own, n) + lane % 4 * 2;
                 *(uint32_t*)piece = pack_bf16(factor[own] * sum[0], factor[own] * sum[1]);
             }
         }
@@ -206,7 +213,7 @@ template <int Columns> struct FlashFragment {
         for (int e = lane; e < FLASH_ROWS * N; e += 32) {         // neighbouring lanes, neighbouring pieces
             const int row = row0 + e / N;
             const int piece = e % N;
-            const FlashPiece* from = (const FlashPiece*)flash_at<Columns>(tile, row, piece);
+            const FlashPiece* from = (const FlashPiece*)flash_at(tile, row, piece);
             if (row < rows && piece * 8 < columns) { *(FlashPiece*)(to + (size_t)row * stride + piece * 8) = *from; }
         }
     }
