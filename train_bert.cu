@@ -16,7 +16,6 @@
 #include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_bert.h"
 
 // ----------------------------------------------------------------------------------------------------------
@@ -468,7 +467,6 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     catch_signals();
     activations_allocate(acts);
     if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), model.config.C); }
-    settle_plans(run, step_gradient);
     int64_t swapped = 0;                                // groups exchanged since this process began
     int code;
     for (;;) {
@@ -521,7 +519,6 @@ int bert_main(int argc, char** argv) {
     fit_memory(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
     // 3 what can be refused is refused now, and not after hours of work
-    begin_plans(run);
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
     if (data.pairs) { run.data = data_text(run, thousands(data.epoch(o.T)) + " groups", data.epoch(o.T)); }

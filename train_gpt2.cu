@@ -14,7 +14,6 @@
 #include "llmc/engine/model.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_gpt2.h"
 
 // ----------------------------------------------------------------------------------------------------------
@@ -418,7 +417,6 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     };
     catch_signals();
     activations_allocate(acts);
-    settle_plans(run, step_gradient);
     for (;;) {
         // 1 what is due before the update of this step: validation, and a sample
         validate(model, acts, run, data.val.get());
@@ -458,7 +456,6 @@ int gpt2_main(int argc, char** argv) {
     fit_memory(run, model, 0.0, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
     // 3 what can be refused is refused now, and not after hours of work
-    begin_plans(run);
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }

@@ -484,7 +484,7 @@ def bench(stage):
         json_lines(stage, [built(path(name))], 90)
 
 
-# name, trainer, --model, shard, T, sequences per batch, encodings, each with its further flags
+# name, trainer, --model, shard, T, sequences per batch, encodings
 SIZES = [("tiny", "gpt2", "tiny", "tokens.bin", 1024, 32, ("none", "cable", "alibi", "rope")),
          ("124M", "gpt2", "small", "tokens.bin", 1024, 16, ("none", "cable", "alibi", "rope")),
          ("BERT base", "bert", "base", "bert_tokens.bin", 512, 32, ("none", "cable", "alibi", "learned")),
@@ -493,8 +493,7 @@ TRAIN_STEPS, WARM_UP = 14, 4
 OUT_OF_MEMORY = 4                                       # llmc/base/common.h: EXIT_OUT_OF_MEMORY
 
 
-STEP = ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64,
-        ("none", "cable", "cable --plans " + path("plans")))
+STEP = ("124M, 65,536 tokens", "gpt2", "small", "tokens.bin", 1024, 64, ("none", "cable"))
 PROFILED = 10                                           # the step of --profile
 
 
@@ -543,8 +542,7 @@ def step(stage):
         B, out, printed = batch_of_step(stage.check), path("step", "profile"), path("profile.txt")
         tokens = path("tokens.bin")
         arguments = ["--train_files", tokens, "--val_files", tokens, "--model", "small", "--pos", "cable",
-                     "--T", "1024", "--B", str(B), "--steps", str(PROFILED + 1), "--profile", str(PROFILED),
-                     "--plans", path("plans")]
+                     "--T", "1024", "--B", str(B), "--steps", str(PROFILED + 1), "--profile", str(PROFILED)]
         result = train(stage, FIRST_TRAINER, out, arguments, 40)
         if "profile of step " not in result.output:
             raise Failed(f"expected a table from --profile {PROFILED}, got none\n{result.tail()}")
@@ -576,11 +574,11 @@ def measure_training(stage, sizes, programs):
     batches = {}
 
     def measure(size, trainer, model, shard, T, most, pos):
-        tokens, b, (encoding, *flags) = path(shard), batches.setdefault(size, most), pos.split()
+        tokens, b = path(shard), batches.setdefault(size, most)
         out = path(stage.name, re.sub("[^A-Za-z0-9]+", "_", f"{size}_{pos}"))
         while True:
-            arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", encoding,
-                         "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS), *flags]
+            arguments = ["--train_files", tokens, "--val_files", tokens, "--model", model, "--pos", pos,
+                         "--T", str(T), "--B", str(b), "--steps", str(TRAIN_STEPS)]
             result = train(stage, programs[trainer], out, arguments, 40, fine=(0, OUT_OF_MEMORY))
             if result.code == 0:
                 break

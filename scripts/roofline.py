@@ -12,8 +12,8 @@ floating-point operations, and which limit its time follows from:
 
 A kernel reaches a fraction of its limit between two stated numbers (RATES), so each time is a range. The errors are
 assumed to be independent: the step's is the root of the sum of their squares. Shapes are read from the table of
-tensors in train_gpt2.cu. What it leaves out: other GPUs, checkpoints, evaluation, --tile_skip, --plans, and attention
-that does not run on the tensor cores with heads of 64 or 128.
+tensors in train_gpt2.cu. What it leaves out: other GPUs, checkpoints, evaluation, --tile_skip, and attention that does
+not run on the tensor cores with heads of 64 or 128.
 """
 import argparse
 import collections

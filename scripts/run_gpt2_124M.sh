@@ -14,7 +14,7 @@
 #   GPUS [8]  B [64]  TOTAL_BATCH [524288]  T [1024]  STEPS [19073]  MODEL [small]  POS [learned]  LENGTHS [512,1024]
 #   OUT [run/gpt2_124M]  CHECKPOINT_EVERY [1000]  VAL_EVERY [250]  DATA [data/edu_fineweb10B]
 #   TRAIN_FILES, VAL_FILES [its shards]  HELLASWAG [data/hellaswag/hellaswag_val.bin; none = leave it out]
-#   TRAINER [./train_gpt2cu, which is built, with --plans OUT/plans.json]  LAUNCH [--gpus GPUS]
+#   TRAINER [./train_gpt2cu, which is built]  LAUNCH [--gpus GPUS]
 #   RESTARTS [3]  RESTART_WAIT [10] seconds
 #   PYTHON [python3, with data/requirements.txt and matplotlib]
 set -euo pipefail
@@ -40,7 +40,6 @@ if [ "$hellaswag" != none ]; then
     [ -e "$hellaswag" ] || "$python" data/hellaswag.py --out "$(dirname "$hellaswag")"
     flags+=(--hellaswag "$hellaswag")
 fi
-if [ -z "${TRAINER:-}" ]; then flags+=(--plans "$out/plans.json"); fi
 read -ra start <<<"${LAUNCH:---gpus ${GPUS:-8}}"
 launch() { watched "$@"; }
 again "${TRAINER:-./train_gpt2cu}" "${start[@]}" "${flags[@]}" "$@"

@@ -3,8 +3,8 @@
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
 // NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
 // algorithm is the heuristic's first, a function of the library, the GPU and the shape, so a resumed run has the bits
-// of one that never stopped. lt_tune() finds the fastest of the first sixteen for each product so far, and lt_know()
-// uses such choices: run/plans.h keeps them in a file.
+// of one that never stopped. (The fastest of its first sixteen, measured one by one, did not make a step faster:
+// docs/results.md, "On a GPU".)
 //
 // The bias's gradient is not fused (BGRADB): the library would choose its order of summation, and would overwrite
 // instead of add. GELU is not fused either: the backward needs the values before it, so the fused product would write
@@ -19,7 +19,6 @@
 
 #include <cublasLt.h>
 
-#include "gpu.h"
 #include "matrix.cuh"
 
 // out (M,N) = A (M,K) B (K,N) + bias (N) + added (M,N); bias and added may be null, added may be out
@@ -47,26 +46,14 @@ struct LtPlan {
     cublasLtMatrixLayout_t out = nullptr;
     cublasLtMatmulAlgo_t algo = {};
     bool supported = false;                                 // false: the library has no algorithm for it
-    LtProduct product = {};                                 // as it was first requested
-    int calls = 0;
-};
-// A measured algorithm. The library describes it by numbers that are valid only for its version and the GPU.
-struct LtChoice {
-    std::string place;              // lt_place(): the GPU and the library
-    std::string shape;              // lt_shape()
-    std::string product;            // for a reader: product_text()
-    std::array<uint64_t, 8> algorithm;
-    double ms = 0, first_ms = 0;    // by this algorithm and by the heuristic's first
 };
 // Scratch memory that an algorithm may use, for split sums: a product of xl splits into parts of 100 MB.
 constexpr size_t LT_WORKSPACE = (size_t)128 << 20;
-constexpr int LT_CANDIDATES = 16;   // that lt_tune() measures
 struct CublasLt {                   // one per process, never destroyed: at exit the driver may be gone first
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
     Stream stream = {};
     std::map<std::array<int, 7>, LtPlan> plans;             // by shape, strides and flags
-    std::map<std::string, LtChoice> known;                  // by lt_shape(): what plans are made of
 };
 inline CublasLt& cublaslt() {
     static CublasLt lt;
@@ -78,13 +65,6 @@ inline std::array<int, 7> lt_key(const LtProduct& p) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
     return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
-}
-// The same as text, with the type: "65536x2328x768 lda 768 ldb 768 flags 10 bf16"
-inline std::string lt_shape(const LtProduct& p) {
-    const std::array<int, 7> k = lt_key(p);
-    const char* type = sizeof(floatX) == 2 ? "bf16" : "float32";
-    const std::string row = p.row != p.N() ? strprintf(" ldc %d", p.row) : "";
-    return strprintf("%dx%dx%d lda %d ldb %d%s flags %d %s", k[0], k[1], k[2], k[3], k[4], row.c_str(), k[5], type);
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -106,14 +86,13 @@ inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p
 }
 #define LT_CHECK(call) lt_check(call, #call, p)
 
-// Starts the product by one algorithm: out = 1 A B + beta added
-inline cublasStatus_t lt_run(const CublasLt& lt, const LtPlan& plan, const cublasLtMatmulAlgo_t& algo,
-                             const LtProduct& p) {
+// Starts the product: out = 1 A B + beta added
+inline cublasStatus_t lt_run(const CublasLt& lt, const LtPlan& plan, const LtProduct& p) {
     const float one = 1.0f;
     const float beta = p.added != nullptr ? 1.0f : 0.0f;
     const void* added = p.added != nullptr ? p.added : p.out;       // with beta = 0 it is not read
     return cublasLtMatmul(lt.handle, plan.op, &one, p.B.data, plan.first, p.A.data, plan.second, &beta, added,
-                          plan.out, p.out, plan.out, &algo, lt.workspace, LT_WORKSPACE, lt.stream);
+                          plan.out, p.out, plan.out, &plan.algo, lt.workspace, LT_WORKSPACE, lt.stream);
 }
 
 // cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second`
@@ -149,17 +128,10 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
 }
 
-inline void lt_release(const LtPlan& plan) {
-    const LtProduct& p = plan.product;
-    LT_CHECK(cublasLtMatmulDescDestroy(plan.op));
-    for (cublasLtMatrixLayout_t layout : {plan.first, plan.second, plan.out}) {
-        LT_CHECK(cublasLtMatrixLayoutDestroy(layout));
-    }
-}
-
-// The library's first algorithms for p, at most `most`
-inline int lt_candidates(const CublasLt& lt, const LtPlan& plan, const LtProduct& p, int most,
-                         cublasLtMatmulHeuristicResult_t* found) {
+// The plan for p, and for all products of the same shape, with the library's first algorithm
+inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
+    LtPlan plan;
+    lt_describe(plan, p);
     cublasLtMatmulPreference_t preference;
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
@@ -176,38 +148,13 @@ inline int lt_candidates(const CublasLt& lt, const LtPlan& plan, const LtProduct
         prefer(operand, &alignment, sizeof(alignment));
     }
     int count = 0;
+    cublasLtMatmulHeuristicResult_t first;
     const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(lt.handle, plan.op, plan.first, plan.second, plan.out,
-                                                                 plan.out, preference, most, found, &count);
+                                                                 plan.out, preference, 1, &first, &count);
     LT_CHECK(cublasLtMatmulPreferenceDestroy(preference));
     if (status != CUBLAS_STATUS_NOT_SUPPORTED) { lt_check(status, "cublasLtMatmulAlgoGetHeuristic", p); }
-    return status == CUBLAS_STATUS_SUCCESS ? count : 0;
-}
-
-// The algorithm of a choice, if the library accepts it
-inline cublasLtMatmulAlgo_t lt_chosen(const CublasLt& lt, const LtPlan& plan, const LtChoice& c) {
-    cublasLtMatmulAlgo_t algo;
-    static_assert(sizeof(algo) == sizeof(c.algorithm), "the library has changed what describes an algorithm");
-    memcpy(&algo, c.algorithm.data(), sizeof(algo));
-    cublasLtMatmulHeuristicResult_t result = {};
-    const cublasStatus_t status = cublasLtMatmulAlgoCheck(lt.handle, plan.op, plan.first, plan.second, plan.out,
-                                                          plan.out, &algo, &result);
-    check(status == CUBLAS_STATUS_SUCCESS && result.workspaceSize <= LT_WORKSPACE,
-          "--plans: %s refuses the algorithm that the file has for %s; without the file it is chosen again",
-          c.place.c_str(), c.product.c_str());
-    return algo;
-}
-
-// The plan for p, and for all products of the same shape
-inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
-    LtPlan plan;
-    plan.product = p;
-    lt_describe(plan, p);
-    const auto known = lt.known.find(lt_shape(p));
-    cublasLtMatmulHeuristicResult_t first;
-    plan.supported = known != lt.known.end() || lt_candidates(lt, plan, p, 1, &first) > 0;
-    if (known != lt.known.end()) {
-        plan.algo = lt_chosen(lt, plan, known->second);
-    } else if (plan.supported) {
+    plan.supported = status == CUBLAS_STATUS_SUCCESS && count > 0;
+    if (plan.supported) {
         plan.algo = first.algo;
     } else {
         fprintf(stderr, "warning: cuBLASLt has no algorithm for the product %s; the slow portable kernel computes it\n",
@@ -235,80 +182,9 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     LtPlan& plan = lt.plans[lt_key(p)];
     if (plan.op == nullptr) { plan = lt_plan(lt, p); }
     if (!plan.supported) { return false; }
-    plan.calls++;
     if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may come from another call
-    lt_check(lt_run(lt, plan, plan.algo, p), "cublasLtMatmul", p);
+    lt_check(lt_run(lt, plan, p), "cublasLtMatmul", p);
     return true;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// choices
-
-// The GPU and library for which a choice is valid
-inline std::string lt_place(const Gpu& g) {
-    return strprintf("%s, %d SMs, cuBLASLt %zu", g.name.c_str(), g.sms, cublasLtGetVersion());
-}
-
-// From now on, uses these choices, and the heuristic's first algorithm for all other products.
-inline void lt_know(const std::vector<LtChoice>& choices) {
-    CublasLt& lt = cublaslt();
-    lt.known.clear();
-    for (const LtChoice& c : choices) { lt.known[c.shape] = c; }
-    for (auto& [key, plan] : lt.plans) { lt_release(plan); }
-    lt.plans.clear();
-}
-
-// ms of a product by each candidate: the lowest of three rounds, which alternate so that a falling clock affects all
-inline std::vector<double> lt_times(const CublasLt& lt, const LtPlan& plan, int count,
-                                    const cublasLtMatmulHeuristicResult_t* candidates) {
-    const LtProduct& p = plan.product;
-    std::vector<double> best((size_t)count, INFINITY);
-    cudaEvent_t begin, end;
-    CUDA_CHECK(cudaEventCreate(&begin));
-    CUDA_CHECK(cudaEventCreate(&end));
-    const auto ms_of = [&](int k, int times) {
-        CUDA_CHECK(cudaEventRecord(begin, lt.stream));
-        for (int r = 0; r < times; r++) { lt_check(lt_run(lt, plan, candidates[k].algo, p), "cublasLtMatmul", p); }
-        CUDA_CHECK(cudaEventRecord(end, lt.stream));
-        CUDA_CHECK(cudaEventSynchronize(end));
-        float ms = 0.0f;
-        CUDA_CHECK(cudaEventElapsedTime(&ms, begin, end));
-        return (double)ms / times;
-    };
-    for (int k = 0; k < count; k++) { ms_of(k, 1); }            // the first run also loads the kernel
-    const int times = imax(1, imin(50, (int)(2.0 / ms_of(0, 1))));
-    for (int round = 0; round < 3; round++) {
-        for (int k = 0; k < count; k++) { best[(size_t)k] = std::min(best[(size_t)k], ms_of(k, times)); }
-    }
-    CUDA_CHECK(cudaEventDestroy(begin));
-    CUDA_CHECK(cudaEventDestroy(end));
-    return best;
-}
-
-// The choices for all products since lt_know(): those that it was given, and for the rest the fastest algorithm, or the
-// heuristic's first if none is 1 % faster. Measuring uses the arrays of the first call of each product, which must
-// still exist, and overwrites its output. Calls say(done, of, choice, calls) after each measured product.
-template <class Say> std::vector<LtChoice> lt_tune(const std::string& place, Say say) {
-    CublasLt& lt = cublaslt();
-    std::vector<LtChoice> choices;
-    size_t done = 0;
-    for (auto& [key, plan] : lt.plans) {
-        done++;
-        if (!plan.supported) { continue; }
-        const LtProduct& p = plan.product;
-        const auto known = lt.known.find(lt_shape(p));
-        if (known != lt.known.end()) { choices.push_back(known->second); continue; }
-        if (p.bias != nullptr) { lt_set_bias(plan, p); }
-        cublasLtMatmulHeuristicResult_t candidates[LT_CANDIDATES];
-        const int count = lt_candidates(lt, plan, p, LT_CANDIDATES, candidates);
-        const std::vector<double> times = lt_times(lt, plan, count, candidates);
-        size_t best = (size_t)(std::min_element(times.begin(), times.end()) - times.begin());
-        if (times[best] > 0.99 * times[0]) { best = 0; }
-        choices.push_back({place, lt_shape(p), product_text(p), {}, times[best], times[0]});
-        memcpy(choices.back().algorithm.data(), &candidates[best].algo, sizeof(cublasLtMatmulAlgo_t));
-        say(done, lt.plans.size(), choices.back(), plan.calls);
-    }
-    return choices;
 }
 
 #endif

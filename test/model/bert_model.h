@@ -14,7 +14,6 @@
 #include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_bert.h"
 
 namespace {

@@ -16,7 +16,6 @@
 #include "llmc/layernorm.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/engine/run/help.h"
-#include "llmc/engine/run/plans.h"
 #include "llmc/lab/use_gpt2.h"
 
 namespace {

@@ -293,3 +293,14 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
         }
     }
 }
+
+TEST_CASE("a run that had --plans, which are gone, goes on only where its bits may differ", "[gpt2]") {
+    Options o(GPT2_FLAG);
+    Json state = RunState().to_json(o);
+    RunState s;
+    s.from_json(state, o, "state.json");
+    state["plans"] = "27 plans for a GPU";
+    CHECK(throws_with([&] { s.from_json(state, o, "state.json"); }, "--allow_change plans") == EXIT_BAD_INPUT);
+    o.allow_change = {"plans"};
+    s.from_json(state, o, "state.json");
+}

@@ -82,8 +82,6 @@ struct LtDouble {
     uint32_t schemes = 0;                                                   // of the last heuristic
     bool supports = true;                                                   // false: the heuristic finds nothing
     cublasStatus_t fails = CUBLAS_STATUS_SUCCESS;                           // what cublasLtMatmul returns
-    // all candidates but this one are slow; -1: none is. In a trainer CABLE_LT_FAST of the environment says which.
-    int fast = getenv("CABLE_LT_FAST") != nullptr ? atoi(getenv("CABLE_LT_FAST")) : -1;
     std::string refused;                                                    // why the last call was
 };
 inline LtDouble lt_double;
@@ -102,9 +100,6 @@ inline cublasStatus_t cublasLtCreate(cublasLtHandle_t* h) {
     lt_double.handles++;
     return CUBLAS_STATUS_SUCCESS;
 }
-inline size_t cublasLtGetVersion() { return 130001; }
-inline cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) { delete d; return CUBLAS_STATUS_SUCCESS; }
-inline cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) { delete l; return CUBLAS_STATUS_SUCCESS; }
 inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasComputeType_t, cudaDataType_t scale) {
     *d = new LtDoubleDesc();
     return scale == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS : lt_refuse("the scale is not float32");
@@ -202,18 +197,6 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     return CUBLAS_STATUS_SUCCESS;
 }
 
-inline cublasStatus_t cublasLtMatmulAlgoCheck(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t,
-                                              cublasLtMatrixLayout_t out, const cublasLtMatmulAlgo_t* algo,
-                                              cublasLtMatmulHeuristicResult_t* found) {
-    if (algo->data[0] != lt_signature(*d, *a, *b, *out) || algo->data[1] >= LT_DOUBLE_CANDIDATES) {
-        return CUBLAS_STATUS_NOT_SUPPORTED;
-    }
-    *found = {};
-    found->workspaceSize = algo->data[2];
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 inline float lt_load(const void* p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i];
 }
@@ -259,10 +242,8 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
     for (const void* x : {A, B, C, (const void*)D, d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : nullptr}) {
         if ((uintptr_t)x % 16 != 0) { return lt_refuse("a pointer that is not aligned"); }
     }
-    const bool slow = lt_double.fast >= 0 && (int)algo->data[1] != lt_double.fast;
     const auto run = [=, candidate = algo->data[1], d = *d, a = *a, b = *b, c = *c, out = *out,
                       alpha = *(const float*)alpha, beta = *(const float*)beta] {
-        if (slow) { usleep(3000); }
         lt_multiply(d, candidate, alpha, A, a, B, b, beta, C, c, D, out);
     };
     return simt_enqueue(stream, SimtWork::Kernel, run) == cudaSuccess ? CUBLAS_STATUS_SUCCESS

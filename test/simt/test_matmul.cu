@@ -216,46 +216,4 @@ KERNEL_TEST("an error of cuBLASLt names the product") {
                         "(12,32) = (12,16) x (16,32) transposed + bias + an array";
     EXPECT(message.find(begin) == 0, "'%s'", message.c_str());
 }
-
-KERNEL_TEST("a product that was measured is computed by its fastest algorithm, others by the first") {
-    lt_know({});
-    lt_double.fast = 2;
-    Product p(13, 16, 32, true, true), other(14, 16, 32, true, true);
-    const DeviceArray<floatX> inp(Product::x(p.inp)), weight(Product::x(p.weight)), out(p.N * p.OC);
-    matmul_forward(out.p, view(inp.p, p.N, 16), view(weight.p, 32, 16), nullptr, nullptr, Stream(0));
-    EXPECT(lt_double.candidate == 0, "before it was measured: candidate %d", (int)lt_double.candidate);
-    int said = 0;
-    const std::vector<LtChoice> choices = lt_tune("here", [&](size_t done, size_t of, const LtChoice&, int calls) {
-        said += done == 1 && of == 1 && calls == 1;
-    });
-    lt_double.fast = -1;
-    EXPECT(choices.size() == 1 && said == 1, "%zu choices, %d said", choices.size(), said);
-    const LtChoice& c = choices[0];
-    EXPECT(c.algorithm[1] == 2 && c.ms < c.first_ms, "candidate %d in %g ms, the first in %g", (int)c.algorithm[1],
-           c.ms, c.first_ms);
-    lt_know(choices);
-    matmul_forward(out.p, view(inp.p, p.N, 16), view(weight.p, 32, 16), nullptr, nullptr, Stream(0));
-    EXPECT(lt_double.candidate == 2, "known: candidate %d", (int)lt_double.candidate);
-    p.run();                                            // with a bias, and backward: products of other kinds
-    EXPECT(lt_double.candidate == 0, "of another kind: candidate %d", (int)lt_double.candidate);
-    p.expect_right();
-    other.run();
-    other.expect_right();
-    lt_know(choices);                                   // and forget the arrays of p and other
-    matmul_forward(out.p, view(inp.p, p.N, 16), view(weight.p, 32, 16), nullptr, nullptr, Stream(0));
-    const auto unsaid = [](auto...) {};
-    EXPECT(lt_tune("here", unsaid)[0].ms == c.ms, "what is known was measured again");
-    lt_know({});
-}
-
-KERNEL_TEST("a choice that the library refuses is an error that names the product") {
-    LtChoice c = {"here", "15x32x16 lda 16 ldb 16 flags 10 bf16", "the product", {1, 2, 3}, 1, 1};
-    if (sizeof(floatX) == sizeof(float)) { c.shape.replace(c.shape.find("bf16"), 4, "float32"); }
-    lt_know({c});
-    Product p(15, 16, 32, true, false);
-    const std::string message = error_of([&] { p.run(); });
-    lt_know({});
-    EXPECT(message.find("here refuses the algorithm that the file has for the product") != std::string::npos, "'%s'",
-           message.c_str());
-}
 #endif

@@ -69,9 +69,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
       "cable and alibi: leave out scores that the bias makes zero, from T 2048 on (BERT: on a GPU) and in " \
       "generation; exact changes no bit") \
-    X(Text, plans, "", "", any(), FREE, \
-      "GPU: file of the fastest algorithms for the matrix products; training measures and adds those that it lacks. " \
-      "Same file, same bits") \
     X(int, ranks, "--gpus", 1, at_least(1), FREE, \
       "start this many processes on this machine (GPU build: one per GPU), which share the work; all end if one " \
       "fails. With --check: start none, and print what each would need and send") \

@@ -24,13 +24,12 @@ struct RunState {
     uint64_t sample = 0;        // the next sample of the order
     int leaves = 0;             // see plan_leaves()
     Guard guard;
-    std::string plans;          // see plans.h; "" if there are none
 
     Json to_json(const Options& options) const {
         Json flags = options_json(options);
         flags["leaves"] = leaves;                               // which was a flag
         return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
-                {"plans", plans}, {"options", flags}};
+                {"options", flags}};
     }
     void from_json(const Json& j, const Options& options, const std::string& what) {
         check_resumed_options(options, json_at(j, "options", what), what);
@@ -38,7 +37,9 @@ struct RunState {
         updates = json_int(j, "updates", 0, step, what);
         sample = (uint64_t)json_int(j, "sample", 0, INT64_MAX, what);
         guard.from_json(json_at(j, "guard", what), what);
-        plans = j.contains("plans") ? json_string(j, "plans", what) : "";
+        const std::string plans = j.contains("plans") ? json_string(j, "plans", what) : "";
+        check(plans.empty() || may_change(options, "plans"), "%s: the run to be resumed chose its matrix products by "
+              "--plans, which this version does not have; its bits would differ: --allow_change plans", what.c_str());
     }
 };
 
