@@ -175,7 +175,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         __syncthreads();
         own.q.load(owner.own_tile(0), owner.row0);
         own.dout.load(owner.own_tile(1), owner.row0);
-        fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * 64);       // in the place of q, as the diagonals are
+        // in the place of q, as the diagonals are
+        fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * FLASH_COLUMNS);
         if (Kind == FlashBias::Fire) {
             syncwarp();
             fire_sums.clear();
@@ -331,7 +332,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         for (int e = threadIdx.x; e < SIZE; e += FLASH_THREADS) {
             double sum = 0.0;
             for (int r = 0; r < FLASH_TILE; r += FLASH_ROWS) {
-                sum += ((const double*)(owner.own_tile(0) + r * 64))[e];
+                sum += ((const double*)(owner.own_tile(0) + r * FLASH_COLUMNS))[e];
             }
             partial[e] = sum;
         }

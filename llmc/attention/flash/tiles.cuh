@@ -38,10 +38,11 @@ __device__ inline int flash_begin(const FlashArgs& args, int b, int i) {
 struct alignas(16) FlashPiece {
     uint32_t x[4];                                          // 8 bf16
 };
-constexpr int FLASH_HALF = FLASH_TILE * 64;                 // elements of 64 columns
+constexpr int FLASH_COLUMNS = 64;                           // that lie together: rows of 128 bytes
+constexpr int FLASH_PART = FLASH_TILE * FLASH_COLUMNS;      // elements of them
 // element 8 * piece of a row
 __device__ inline bf16* flash_at(bf16* tile, int row, int piece) {
-    return tile + piece / 8 * FLASH_HALF + row * 64 + ((piece % 8 ^ (row & 7)) << 3);
+    return tile + piece / 8 * FLASH_PART + row * FLASH_COLUMNS + ((piece % 8 ^ (row & 7)) << 3);
 }
 
 // Starts the copy of a tile, of rows of `columns` elements, `stride` elements apart in global memory; rows >= n become
@@ -58,7 +59,7 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     n = piece * 8 < columns ? n : 0;
     UNROLL
     for (int r = 0; r < FLASH_TILE; r += STEP) {
-        cp_async_16(tile + r * 64, from, row0 + r < n);
+        cp_async_16(tile + r * FLASH_COLUMNS, from, row0 + r < n);
         from += STEP * stride;
     }
 }
@@ -73,7 +74,7 @@ __device__ inline void flash_wait_copies() {
 // 2 k + high of a row, from an address that is the same for all k: one for each k would take registers.
 __device__ inline const void* flash_operand(const bf16* tile, int row, int k, int high) {
     const int piece = high ^ (row & 7);                 // for k = 0; the xor with 2 (k % 4) follows, in bytes
-    return (const char*)(tile + k / 4 * FLASH_HALF + row * 64) + (piece * 16 ^ k % 4 * 32);
+    return (const char*)(tile + k / 4 * FLASH_PART + row * FLASH_COLUMNS) + (piece * 16 ^ k % 4 * 32);
 }
 // A (16 x 16): rows row0 .. row0+15, columns 16k .. 16k+15
 __device__ inline void flash_load_a(uint32_t (&r)[4], const bf16* tile, int row0, int k) {
@@ -98,7 +99,7 @@ __device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, in
 // its loop: ptxas 13.0 gave P their registers.)
 __host__ __device__ constexpr bool flash_wgmma(int columns) { return HAS_WGMMA && columns >= 32; }
 // bytes from the start of a tile to its k-th 16 columns
-__host__ __device__ constexpr int flash_bytes(int k) { return k / 4 * FLASH_HALF * (int)sizeof(bf16) + k % 4 * 32; }
+__host__ __device__ constexpr int flash_bytes(int k) { return k / 4 * FLASH_PART * (int)sizeof(bf16) + k % 4 * 32; }
 
 // The warp's rows of a tile as left operand, fragments of 16 columns each: the first `Kept` stay in registers, the rest
 // are read from shared memory each time. row0: the warp's first row in the tile
@@ -152,7 +153,7 @@ template <int Columns> struct FlashFragment {
     template <int HS, int Kept>
     __device__ void add_transposed(FlashOwned<HS, Kept>& owned, const bf16* own_tile, int row0, const bf16* tile,
                                    int row) {
-        const WgmmaTile a(own_tile), b(tile + row * 64);
+        const WgmmaTile a(own_tile), b(tile + row * FLASH_COLUMNS);
         UNROLL
         for (int k = 0; k < HS / 16; k++) {
             if constexpr (flash_wgmma(Columns) && Kept == 0) {
@@ -174,14 +175,15 @@ template <int Columns> struct FlashFragment {
     }
     // += `weights` times the rows from `row` on of a tile
     template <int Inner> __device__ void add_product(const FlashLeft<Inner>& weights, const bf16* tile, int row) {
-        const WgmmaTile b(tile + row * 64);
+        const WgmmaTile b(tile + row * FLASH_COLUMNS);
         UNROLL
         for (int k = 0; k < Inner / 16; k++) {
             if constexpr (flash_wgmma(Inner)) {
                 UNROLL
-                for (int c = 0; c < Columns; c += 64) {
+                for (int c = 0; c < Columns; c += FLASH_COLUMNS) {
                     float (&part)[8][4] = *(float (*)[8][4])x[c / 8];
-                    wgmma<true>(part, weights.x[k], b, flash_bytes(c / 16) + 16 * k * 128);
+                    const int rows = 16 * k * FLASH_COLUMNS * (int)sizeof(bf16);
+                    wgmma<true>(part, weights.x[k], b, flash_bytes(c / 16) + rows);
                 }
             } else {
                 UNROLL
