@@ -304,3 +304,11 @@ TEST_CASE("a run that had --plans, which are gone, goes on only where its bits m
     o.allow_change = {"plans"};
     s.from_json(state, o, "state.json");
 }
+
+TEST_CASE("the banner says which bias no tensor-core kernel knows, on a CPU too", "[gpt2]") {
+    const Gpu none;
+    const std::string note = attention_note(parse_position("cope", 64), none);
+    INFO(note);
+    CHECK(note.find("cope's bias: that costs nothing on a CPU, but on a GPU attention runs") != std::string::npos);
+    CHECK(attention_note(parse_position("cable", 64), none).empty());
+}

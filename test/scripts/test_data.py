@@ -1290,6 +1290,25 @@ class WithoutAVocabulary(Folder):
         ids, = encoding.encode_pieces(self.Bytes, [(group, True, True)], 6)
         self.assertEqual(list(ids), [101, *b"abc", 102, 101, *b"abcd", 102, 101, *b"abcd", 102, 101, 102])
 
+    def test_a_progress_bar_ends_at_its_total(self):
+        bars = []
+
+        class Bar:
+            def __init__(self, total, **_):
+                self.total, self.n = total, 0
+                bars.append(self)
+
+            def update(self, n):
+                self.n += n
+
+            set_postfix_str = close = lambda self, *_, **__: None
+        with mock.patch.object(common, "need", lambda name: mock.Mock(tqdm=Bar)):
+            for total in (0, 30):
+                progress = common.Progress(total, "text")
+                for position in (10, 10, 30):
+                    progress.update(position, 7)
+        self.assertEqual([(bar.total, bar.n) for bar in bars], [(None, 30), (30, 30)])
+
     def test_a_name_twice_in_the_corpus_of_mldr(self):
         import mldr
         data = {"shards": [{"stream": "corpus", "ids": {"file": name}} for name in ("a.ids", "b.ids")]}

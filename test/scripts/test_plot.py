@@ -7,7 +7,7 @@ import subprocess
 import sys
 import unittest
 
-from folder import SCRIPTS, Folder
+from folder import SCRIPTS, Folder, called
 import plot
 
 PLOT = os.path.join(SCRIPTS, "plot.py")
@@ -205,6 +205,13 @@ class TestPlot(Folder):
         self.assertEqual(shown[2], [[0, 10, 20], [1, 11, 21]])
         self.assertAlmostEqual(shown[4][1][2], 12)
         self.refused("heads", self.train_log("trained"), naming="--heads")
+
+    def test_without_out_a_figure_is_beside_its_input(self):
+        run = self.train_log()
+        grid = self.file("grid.json", {"bias": [[0], [-1, 0]]})
+        for arguments, image in ((["train", run], os.path.join(run, "train.png")), (["bias", grid], grid[:-5] + ".png")):
+            code, _, _ = called(plot.main, *arguments)
+            self.assertEqual((code, os.path.exists(image)), (0, True), arguments)
 
     def test_refusals(self):
         self.refused("train", self.path("nowhere"), naming="nowhere")

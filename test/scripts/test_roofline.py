@@ -97,7 +97,8 @@ class Counts(unittest.TestCase):
                 ("classifier_kernel", "", 1, 4 * 1024 * 50304), ("embedding_forward_kernel", "", 1, 2 * x),
                 ("memset", "dresidual", 1, x), ("memset", "gradients", 1, 4 * n),
                 ("flash_forward_kernel", None, 2, 4 * x + 4 * 2048),
-                ("flash_backward_dkdv_kernel", None, 2, 6 * x + 16 * 2048)):
+                ("flash_backward_dkdv_kernel", None, 2, 6 * x + 16 * 2048),
+                ("flash_backward_dq_kernel", None, 2, 5 * x + 16 * 2048)):
             with self.subTest(kernel=kernel, what=what):
                 r = one(rows, kernel, what)
                 self.assertEqual((r.calls, r.bytes), (calls, bytes))

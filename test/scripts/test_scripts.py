@@ -793,6 +793,15 @@ class TestReport(Folder):
         (curves,) = report.curves_of(report.find_runs(paths)).values()
         return report.draw_curves(curves)
 
+    def test_a_figure_says_whose_dots_it_has(self):
+        self.run_of("short", pos="rope", T=512, ppl={512: 18.0, 1024: 20.0})
+        tables, _ = report.gather(report.find_runs([self.folder]))
+        table, = (t for t in tables if t.ours)
+        for paper, end in ((table.paper, "; dots: the paper's"), ({}, "")):
+            table.paper = paper
+            label = report.draw_lengths(table).axes[0].get_xlabel()
+            self.assertEqual(label, "evaluation length T (tokens)" + end)
+
     def test_trained_at_another_length_than_the_paper(self):
         self.run_of("short", pos="rope", T=512, ppl={512: 18.0})
         out, _ = self.report()
