@@ -209,9 +209,9 @@ class TestPlot(Folder):
     def test_without_out_a_figure_is_beside_its_input(self):
         run = self.train_log()
         grid = self.file("grid.json", {"bias": [[0], [-1, 0]]})
-        for arguments, image in ((["train", run], os.path.join(run, "train.png")), (["bias", grid], grid[:-5] + ".png")):
-            code, _, _ = called(plot.main, *arguments)
-            self.assertEqual((code, os.path.exists(image)), (0, True), arguments)
+        for figure, given, image in ("train", run, os.path.join(run, "train.png")), ("bias", grid, grid[:-5] + ".png"):
+            code, _, _ = called(plot.main, figure, given)
+            self.assertEqual((code, os.path.exists(image)), (0, True), image)
 
     def test_refusals(self):
         self.refused("train", self.path("nowhere"), naming="nowhere")
