@@ -162,6 +162,14 @@ class Engine(Case):
             self.assertEqual(os.path.getsize(path), 1024 + 2 * s["tokens"])
             self.assertEqual(hashlib.sha256(read(path)).hexdigest(), s["sha256"])
 
+    def test_the_progress_never_falls_and_ends_with_the_input(self):
+        path = self.write("in/a.jsonl", jsonl(documents(100)))
+        with mock.patch.object(build, "Progress") as bar:
+            self.build("o", [path], seed=None)
+        positions = [call.args[0] for call in bar.return_value.update.call_args_list]
+        self.assertEqual(positions, sorted(positions))
+        self.assertEqual((bar.call_args.args[0], positions[-1]), (os.path.getsize(path),) * 2)
+
     def test_gpt2_header_is_that_of_llm_c(self):
         self.assertEqual(common.header_fields("gpt2"), (0, 0))
 
