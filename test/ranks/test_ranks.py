@@ -801,6 +801,14 @@ class Training(Runs):
         self.assertIn("step_00000002", output)
         self.assert_same("whole", "tidied", step=4)
 
+    def test_a_rank_that_mpi_does_not_let_go(self):
+        stuck = preloaded(self.directory.name, "stuck", "#include <unistd.h>\n"
+                          "int MPI_Finalize(void) { return (int)sleep(600); }\n")
+        code, output = run(2, *stuck, *self.command("stuck", "--collective_timeout", "2", steps=1))
+        self.assertEqual(code, 5, output)
+        self.assertIn("error: MPI_Init or MPI_Finalize: the other ranks did not appear in time", output)
+        self.assertTrue(os.path.isdir(os.path.join(self.out("stuck"), "step_00000001")), output)
+
     def flipped(self, slow, *, every):
         """the step and the output of a run whose weights stand still, and in the memory of whose rank 1 a bit flips"""
         def still(name, steps, every):
