@@ -186,7 +186,7 @@ template <int N> __device__ inline void cp_async_wait() {
 
 #endif
 
-#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || defined(SIMT)
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL) || (defined(SIMT) && !defined(SIMT_AMPERE))
 constexpr bool HAS_WGMMA = true;
 #else
 constexpr bool HAS_WGMMA = false;

@@ -20,7 +20,7 @@
     FLASH_OF(Extern, Causal, FlashBias::Distance) FLASH_OF(Extern, Causal, FlashBias::LogDistance) \
     FLASH_OF(Extern, Causal, FlashBias::Toeplitz) FLASH_OF(Extern, Causal, FlashBias::Fire)
 #endif
-#if defined(SIMT)
+#if defined(SIMT) && !defined(SIMT_AMPERE)
 FLASH_KINDS(extern, true)
 FLASH_KINDS(extern, false)
 #endif
