@@ -59,7 +59,7 @@ PROMISES = {
     "P24": ("Logs survive kills, resumes and full disks without a torn or doubled line.", ""),
     "P25": ("The tests notice planted faults.", "faults that no operator draws; of those drawn, see mutations.md"),
     "P26": ("With --verify_every, a bit that flips in memory is found before it is saved.",
-            "an error that both computations of a step have; one in the update itself"),
+            "an error that both computations of a step have; one in the update; one before the first step"),
 }
 
 # promises: the promises it proves; short, full: its command, None where that form has none; minutes: of the full form;
