@@ -140,7 +140,7 @@ COMM_PROGRAM = path("comm_program")
 
 
 def kernel_tests():
-    """{name: source}; ampere: of the emulator's other tensor cores"""
+    """{name: source}, without test_flash_ampere.cu, which is for the emulator"""
     found = {}
     for source in sorted(glob.glob(os.path.join(ROOT, "test", "simt", "test_*.cu"))):
         if source.endswith("_ampere.cu"):

@@ -294,7 +294,7 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
     }
 }
 
-TEST_CASE("a run that had --plans, which are gone, goes on only where its bits may differ", "[gpt2]") {
+TEST_CASE("a run that had --plans, which is gone, is resumed only if its bits may differ", "[gpt2]") {
     Options o(GPT2_FLAG);
     Json state = RunState().to_json(o);
     RunState s;
