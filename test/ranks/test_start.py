@@ -212,7 +212,8 @@ class Launchers(unittest.TestCase):
             for kind, missing in (torchrun, 2), (srun, 0):
                 port = free_port()
                 variables = [kind(3, rank, port) for rank in range(3) if rank != missing]
-                run = stack.enter_context(started(kind, variables, COMM_ALONE, "small", timeout=2))
+                few = "prlimit", "--nofile=32"          # about 100 attempts to connect must leave none open
+                run = stack.enter_context(started(kind, variables, *few, COMM_ALONE, "small", timeout=2))
                 cases.append((missing, run[2]))
             for missing, end in cases:
                 results = end()

@@ -121,9 +121,9 @@ struct RollCall {
 };
 
 // Waits until done() is true, which depends on other ranks.
-template <class Done> void wire_wait(Wire& wire, Done done, const char* what, int peer) {
+template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
     if (done()) { return; }
-    Deadline deadline(what, peer);
+    Deadline deadline(what, -1);
     for (RollCall roll_call(wire); !done();) {
         deadline.missing = roll_call.missing(deadline.waited);
         deadline.nap(true);

@@ -33,13 +33,13 @@ struct MpiWire : Wire {
     MpiWire() : Wire("MPI") {}
 
     // Polls, because MPI_Wait has no deadline and keeps the core busy.
-    void wait(MPI_Request request, const char* what, int peer) {
+    void wait(MPI_Request request, const char* what) {
         const auto done = [&] {
             int is = 0;
             mpi_check(MPI_Test(&request, &is, MPI_STATUS_IGNORE), what);
             return is != 0;
         };
-        wire_wait(*this, done, what, peer);
+        wire_wait(*this, done, what);
     }
 
     void gather(void* all, const void* mine, size_t bytes, const char* what) override {
@@ -47,7 +47,7 @@ struct MpiWire : Wire {
         const int n = (int)bytes;
         MPI_Request request;
         mpi_check(MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request), what);
-        wait(request, what, -1);
+        wait(request, what);
     }
     void broadcast(void* data, size_t bytes, const char* what) override {
         const size_t piece = comm().chunk;
@@ -55,22 +55,22 @@ struct MpiWire : Wire {
             MPI_Request request;
             const int count = (int)std::min(piece, bytes - i);
             mpi_check(MPI_Ibcast((char*)data + i, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
-            wait(request, what, -1);
+            wait(request, what);
         }
     }
     void exchange(const Messages& sends, const Messages& receives, const char* what) override {
-        std::vector<std::pair<MPI_Request, int>> started;           // and the peer
+        std::vector<MPI_Request> started;
         for (const Message& m : receives) {
             MPI_Request request;
             mpi_check(MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
-            started.push_back({request, m.peer});
+            started.push_back(request);
         }
         for (const Message& m : sends) {
             MPI_Request request;
             mpi_check(MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
-            started.push_back({request, m.peer});
+            started.push_back(request);
         }
-        for (const auto& s : started) { wait(s.first, what, s.second); }
+        for (MPI_Request request : started) { wait(request, what); }
     }
     void leave() override {
         signal(SIGALRM, mpi_too_late);

@@ -201,7 +201,7 @@ struct TcpWire : Wire {
                                [](const TcpLink& l) { return l.wanted.empty() && l.leaving.empty(); });
         };
         try {
-            wire_wait(*this, done, what, receives.size() == 1 ? receives[0].peer : -1);
+            wire_wait(*this, done, what);
         } catch (const Error&) {
             abandon();
             throw;
@@ -236,9 +236,9 @@ struct TcpWire : Wire {
         };
         for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, TcpFrame::Bye); } }
         const auto sent = [](const TcpLink& l) { return l.leaving.empty() || l.stuck; };
-        wire_wait(*this, [&] { return others(sent); }, "end", -1);
+        wire_wait(*this, [&] { return others(sent); }, "end");
         for (TcpLink& l : links) { if (l.fd >= 0) { shutdown(l.fd, SHUT_WR); } }
-        wire_wait(*this, [&] { return others([](const TcpLink& l) { return l.gone; }); }, "end", -1);
+        wire_wait(*this, [&] { return others([](const TcpLink& l) { return l.gone; }); }, "end");
     }
 
     void watch(const char* what) override {
