@@ -931,6 +931,8 @@ TEST_CASE("import: llm.c's .bin, float32 and bf16") {
     CHECK(contains(said, "(wpe) are not used"));
     CHECK(contains(said, "lacks transformer.h.0.attn.cable.c.weight"));
     CHECK(contains(said, "and 4 more; they keep their initial values"));
+    const size_t lacks = said.find("lacks ");
+    CHECK(std::count(said.begin() + (long)lacks, said.end(), ',') == 3);        // four names
 
     const Json config = read_config(path);
     CHECK(config["n_layer"] == L);

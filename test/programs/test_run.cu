@@ -393,6 +393,18 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
     check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare/model.safetensors"}});
     write_file(model, bytes);
     CHECK(place.run(use.set("--load", dir).set("--generate", "a")).code == 0);
+    // of another program, which says nothing of an encoding: learned positions, or what --pos says
+    const std::string said = read_file(dir + "/config.json");
+    const Json ours = parse_json(said, "config.json");
+    Json plain = {{"model_type", "gpt2"}};
+    for (const char* key : {"n_layer", "n_head", "n_embd", "n_positions", "vocab_size"}) { plain[key] = ours.at(key); }
+    write_file(dir + "/config.json", json_text(plain));
+    const Flags evaluate = use.set("--load", dir).set("--eval_lengths", "32");
+    const Outcome given = place.run(evaluate.set("--pos", "t5_clip:K=9"));
+    CHECK(given.code == 0);
+    CHECK(contains(given.err, "t5_clip:K=9"));
+    check_refused(place, {evaluate, {"tensors that this model does not have: t5.weight"}});
+    write_file(dir + "/config.json", said);
     write_file(dir + "/manifest.json", read_file(step_dir(t5, 12) + "/manifest.json"));
     write_file(model, flipped(bytes, bytes.size() - 50));
     check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare"}});
@@ -1439,6 +1451,9 @@ TEST_CASE("run: --check and --help", "[run]") {
     CHECK(contains(check_run.out, strprintf("%s, %zu steps per epoch, 0.", tokens.c_str(), per_epoch)));
     CHECK(contains(check_run.err + check_run.out, "memory: "));
     CHECK_FALSE(path_exists(place.out()));
+    const std::string all = std::to_string(32 * 8 * per_epoch);         // without --steps: one epoch, of one step here
+    const Outcome epoch = place.run(place.base.without("--steps").with("--check --B 1").set("--total_batch", all));
+    CHECK(contains(epoch.out, "all is well: 1 steps of " + all));
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
     CHECK(place.run(place.base.with("--check --T 2000000000 --B 1000000")
         .with("--model 1000,1,1024")).code == EXIT_OUT_OF_MEMORY);
