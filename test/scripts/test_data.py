@@ -1226,6 +1226,10 @@ class Scripts(Case):
         self.assertIn("checksum", self.script("verify", self.path("o"), code=2))
         said = self.prepare("mldr", "lost", "--local", self.mldr("cut", corpus[:20], queries), code=2)
         self.assertIn("are not in the corpus", said)
+        # a document of 100 tokens may be all of a shard
+        self.prepare("mldr", "tight", *flags[:3], "100", *flags[4:])
+        said = self.prepare("mldr", "narrow", *flags[:3], "99", *flags[4:], code=2)
+        self.assertIn("a group of 100 tokens does not fit in a shard of 99", said)
 
     def test_killed_with_workers_and_restarted(self):
         self.write("in/a.txt", lzma.decompress(read(real("wikitext-2/train.txt.xz"))))

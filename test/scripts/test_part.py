@@ -2,8 +2,11 @@
 
 CABLE_PART_CASES=200 for that many flips, CABLE_TEST_SEED=7 for other ones.
 """
+import contextlib
+import io
 import os
 import random
+import shlex
 import shutil
 import subprocess
 import sys
@@ -65,6 +68,9 @@ class TestPart(Folder):
                          "before step 1, qkvw[0]: 3,328 and 3,072 elements")
         with self.assertRaisesRegex(console.BadInput, "trained no step"):
             self.parted(CABLE, [*CABLE, "--no_such_flag"])
+        with contextlib.redirect_stdout(io.StringIO()) as said:
+            code = part.main([shlex.join(CABLE), shlex.join([*CABLE, "--seed", "7"])])
+        self.assertEqual((code, said.getvalue()[:32]), (1, "first difference: before step 1,"))
 
 
 @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")

@@ -1,4 +1,5 @@
 """test_study.py -- study.py and the queue of runqueue.py, with a fake trainer and with the real one."""
+import argparse
 import collections
 import contextlib
 import csv
@@ -504,6 +505,13 @@ class TestWords(Fake):
         args.encodings.append("one-a=1")
         self.assertRaisesRegex(study.BadInput, "two runs would share", study.jobs_of, args)
 
+    def test_what_a_run_costs_depends_on_its_vocabulary(self):
+        run, of = study.Run("one", 1, 8, "1,2,32"), {}
+        for name in ("a.txt", "a.bin"):
+            args = argparse.Namespace(sizes={}, flags={"train_files": name})
+            of[name] = study.flops(run, args, tokens=100, T=8, passes=3)
+        self.assertEqual(of["a.bin"] - of["a.txt"], 3 * 100 * 2 * 32 * (50304 - 256))
+
     def test_each_length_sees_as_many_tokens(self):
         args = self.parsed("--encodings", "one", "--lengths", "64", "128", "256", "--B", "6")
         flags = [job.commands[0].flags for job in study.jobs_of(args).values()]
@@ -598,6 +606,7 @@ class TestTrainer(Folder):
         self.assertEqual(count("loss"), 2 * (octaves[8] + octaves[16] + 2 * octaves[32]) + octaves[8] + octaves[16])
         self.assertEqual((count("tok_per_s"), count("mem")), 2 * (count("ppl"),))
         self.assertEqual({row["n"] for row in rows}, {"2"})
+        self.assertEqual({row["commit"] for row in rows}, {ledger.commit()})
         values = []
         for seed in (1, 2):
             log = lines(self.read("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl"))
@@ -625,6 +634,7 @@ class TestTrainer(Folder):
         if os.path.exists(self.path("s", "study.png")):
             with open(self.path("s", "study.png"), "rb") as f:
                 self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
+            self.assertRegex(r.stdout, r"\nwrote .*study\.csv, .*study\.png, .*study_positions\.png\n")
         else:
             self.assertIn("matplotlib", r.stderr)
         # the trainer's own view: a finished run that is started again has nothing to do
