@@ -28,7 +28,7 @@
 //   LogDistance  -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + (g_i (S_i - S_j))^2)         kcable
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple, bam, sandwich, alibi_trained
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
-//   Unknown      any other (cope): attention runs on the portable kernels, in every build
+//   Unknown      any other (cope, cable_signed, grape_k): attention runs on the portable kernels, in every build
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
 // The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, attention/skip.cuh). The
 // rest have heavy tails.

@@ -5,7 +5,8 @@
 // two corners. A warp counts the breaks below each (a lane has one of the 32). Then with `base` the piece of the lower
 // corner
 //   f(y) = line of piece `base` + sum over the breaks t between the corners of bend_t max(0, y - t)
-// is a loop without a branch that differs between lanes, and seldom has more than one turn: docs/attention.md, "FIRE".
+// is a loop without a branch that differs between lanes, and seldom has more than one turn: docs/attention.md, "FIRE on
+// the tensor cores".
 #ifndef LLMC_ATTENTION_FLASH_FIRE_CUH
 #define LLMC_ATTENTION_FLASH_FIRE_CUH
 
