@@ -409,10 +409,8 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     const double flops = token_flops(model, T);
     std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());        // (my_samples,T): this rank's
     const auto step_gradient = [&] {
-        for (int i = 0; i < run.my_samples; i++) {
-            const size_t row = (size_t)i * T;
-            fill_batch(*data.train, T, run.sample(i), 1, (uint64_t)o.seed, !o.overfit, &tokens[row], &targets[row]);
-        }
+        fill_batch(*data.train, T, run.sample(0), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(),
+                   targets.data());
         return gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
     };
     catch_signals();
@@ -460,7 +458,6 @@ int gpt2_main(int argc, char** argv) {
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());
-    if (data.train) { data.train->windows(o.T); }               // an error if there is none
     if (o.check) { return report_check(run, model, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
     data.record(run);

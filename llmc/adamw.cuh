@@ -5,8 +5,7 @@
 // numbers becomes either of them, the nearer one with the higher probability, so that its mean is w. An update smaller
 // than their distance, which rounding to the nearest would lose every time, is then not lost on average. The draw is a
 // function of (seed, t, tensor, element), so a resumed run and every rank round alike.
-#ifndef LLMC_ADAMW_CUH
-#define LLMC_ADAMW_CUH
+#pragma once
 
 #include <numeric>
 
@@ -168,5 +167,3 @@ inline double gradient_norm(double* partial, const float* grads, size_t n, Strea
     copy_to_host(host.data(), partial, host.size() * sizeof(double), stream);
     return gradient_norm_end(host.data(), host.size());
 }
-
-#endif

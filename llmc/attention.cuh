@@ -24,8 +24,7 @@
 //
 // Sequences of a batch may end early (kv_len). Queries after the end get out = 0, lse = -inf and no gradient, whatever
 // their dout is. So padding never changes the bits of a sequence.
-#ifndef LLMC_ATTENTION_CUH
-#define LLMC_ATTENTION_CUH
+#pragma once
 
 #include "attention/visits.cuh"
 
@@ -317,5 +316,3 @@ void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dou
     const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, attention_backward_shared(dims), stream);
     launch(attention_backward_kernel<Causal, Bias>, grid, dqkv, scratch, row_dot, dout, qkv, out, lse, bias, dims);
 }
-
-#endif

@@ -11,8 +11,7 @@
 // S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32
 // sum is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) +
 // offsets. saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
-#ifndef LLMC_CABLE_CUH
-#define LLMC_CABLE_CUH
+#pragma once
 
 #include "position/key_max.cuh"
 
@@ -269,5 +268,3 @@ using KCableNW = Cable<true, false, CableStep::Relu>;
 using CableV1 = Cable<false, false, CableStep::Softplus>;
 using KCableV1 = Cable<true, false, CableStep::Softplus>;
 using CableSigned = Cable<false, true, CableStep::Tanh>;
-
-#endif

@@ -9,8 +9,7 @@
 //
 // The gradient overwrites the logits, because they are the largest array of a training step: N x 50304 for GPT-2. Loss
 // and gradient come from one kernel, because both need the sum of exponentials.
-#ifndef LLMC_CLASSIFIER_CUH
-#define LLMC_CLASSIFIER_CUH
+#pragma once
 
 #include "base/fastmath.h"
 #include "base/libm.h"
@@ -120,5 +119,3 @@ __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {
 inline void loss_sum(double* sum, const float* losses, size_t N, Stream stream) {
     launch(loss_sum_kernel, Grid(1, 1024, 0, stream), sum, losses, N);
 }
-
-#endif

@@ -4,8 +4,7 @@
 //   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along
 //     x changes nothing; or dn / 1e-12 where |x| is less than that.
 // Everything is float32 in every build, in sums whose order depends only on the shapes.
-#ifndef LLMC_CONTRASTIVE_CUH
-#define LLMC_CONTRASTIVE_CUH
+#pragma once
 
 #include "base/fastmath.h"
 #include "base/libm.h"
@@ -166,5 +165,3 @@ struct ContrastiveBuffers {
     }
     void release() { device_free(emb); }
 };
-
-#endif

@@ -5,8 +5,7 @@
 //   Of 65,536 tokens of English 2,500 are " the", and a GPU would wait for that block. There, more than EMBEDDING_PART
 //   rows of a token are cut into parts this long. Each part has a block, which sums its rows in their order from
 //   0; then the parts are added to dwte in their order. The order of a token's sum depends only on its rows.
-#ifndef LLMC_EMBEDDING_CUH
-#define LLMC_EMBEDDING_CUH
+#pragma once
 
 #include <algorithm>
 
@@ -140,5 +139,3 @@ inline void embedding_backward(float* dwte, float* partial, const floatX* dout, 
     launch(embedding_hot_kernel, Grid(plan.hot_tokens, 256, 0, stream), dwte, partial, tokens, plan.rows, plan.first,
            plan.hot, C);
 }
-
-#endif

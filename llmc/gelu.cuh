@@ -6,8 +6,7 @@
 //     below 5 * 2^-23 (2.6 measured) even in the left tail, down to x = -12.9, where Phi leaves float32's range; from
 //     -13.2 on out is 0.     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
 //   Both save only their input. The backward adds up dinp's rows, too: they are the gradient of the bias in inp.
-#ifndef LLMC_GELU_CUH
-#define LLMC_GELU_CUH
+#pragma once
 
 #include "base/fastmath.h"
 #include "base/reduce.cuh"
@@ -97,5 +96,3 @@ inline void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const 
     });
     add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
-
-#endif

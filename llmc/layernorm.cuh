@@ -4,8 +4,7 @@
 //     The two means are there because mean and rstd depend on inp too: the output does not follow a change of the
 //     input that shifts or stretches the whole row.
 //   saves mean, rstd (N) float32.  dinp, dweight, dbias accumulate.
-#ifndef LLMC_LAYERNORM_CUH
-#define LLMC_LAYERNORM_CUH
+#pragma once
 
 #include "base/reduce.cuh"
 
@@ -145,5 +144,3 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
     add_slabs(dweight, scratch, slabs, stride, (size_t)C, stream);
     add_slabs(dbias, scratch + C, slabs, stride, (size_t)C, stream);
 }
-
-#endif

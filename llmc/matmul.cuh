@@ -5,8 +5,7 @@
 // base/gemm.h computes each of them, and the bits depend neither on the tiles nor on the number of threads. Under nvcc
 // cuBLASLt computes whole products, and the portable kernel below only those whose rows are not aligned to 16 bytes.
 // Bias, residual and product are added in float32 and rounded to floatX once.
-#ifndef LLMC_MATMUL_CUH
-#define LLMC_MATMUL_CUH
+#pragma once
 
 #include "base/reduce.cuh"
 
@@ -181,5 +180,3 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
     matmul_add(dweight, transposed(d), inp, stream);
     if (dbias != nullptr) { add_row_sums(dbias, scratch, d, stream); }
 }
-
-#endif

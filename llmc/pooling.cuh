@@ -2,8 +2,7 @@
 //   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] included.     Cls: out[b] = inp[b,0].
 //   backward: each row that was added gets dout[b] / length.     saves nothing but the lengths.
 // Rows after the end of a sequence are never read, and the sum is in the order of the tokens: padding changes no bit.
-#ifndef LLMC_POOLING_CUH
-#define LLMC_POOLING_CUH
+#pragma once
 
 #include "base/device.h"
 
@@ -58,5 +57,3 @@ inline void pooling_backward(floatX* dinp, const float* dout, const int* lengths
                              Stream stream) {
     launch(pooling_backward_kernel, Grid((size_t)B * T, 128, 0, stream), dinp, dout, lengths, T, C, kind);
 }
-
-#endif

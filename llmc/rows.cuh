@@ -2,8 +2,7 @@
 //   gather_rows: out[k] = inp[rows[k]], the masked positions of MLM.   backward: scatter_rows, dinp[rows[k]] = dout[k]
 //   add_row: out[n] += row, BERT's token type embedding.               backward: drow += sum of dout's rows
 //   Both save nothing.
-#ifndef LLMC_ROWS_CUH
-#define LLMC_ROWS_CUH
+#pragma once
 
 #include "base/reduce.cuh"
 #include "embedding.cuh"
@@ -39,5 +38,3 @@ inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stre
 inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
     add_row_sums(drow, scratch, view(dout, N, (size_t)C), stream);
 }
-
-#endif

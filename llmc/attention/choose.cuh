@@ -3,8 +3,7 @@
 // The portable kernels (attention.cuh) can do everything. In CUDA builds the tensor-core kernels (flash/) take over
 // where the elements are bf16, the head size is a multiple of 8 from 32 to 128, and the bias has a form they know
 // (FlashBias, position/encoding.cuh).
-#ifndef LLMC_ATTENTION_CHOOSE_CUH
-#define LLMC_ATTENTION_CHOOSE_CUH
+#pragma once
 
 #include "../attention.cuh"
 #include "../position/table.h"
@@ -88,7 +87,7 @@ bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, 
                     AttentionDims& dims, TileSkip skip, int B, Stream stream) {
     constexpr FlashBias Kind = flash_form<Position>;
     if constexpr (flash_exists(Kind)) {
-        if (dims.t0 > 0) { return false; }
+        if (dims.t0 > 0 || !flash_head_size(dims.HS)) { return false; }
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
         args.out = (bf16*)out;
         args.lse = lse;
@@ -102,6 +101,7 @@ bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const flo
                      const float* lse, Position& position, AttentionDims& dims, TileSkip skip, int B, Stream stream) {
     constexpr FlashBias Kind = flash_form<Position>;
     if constexpr (flash_exists(Kind)) {
+        if (!flash_head_size(dims.HS)) { return false; }
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
         args.out = (bf16*)out;
         args.lse = (float*)lse;
@@ -129,7 +129,8 @@ inline double chosen_share(const float* scratch, const PositionView& v, int T, S
     if (!uses_flash(*v.config, v.HS)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
-    return flash_live_share(span.data(), v.NH, T, v.causal);
+    const auto live = [&](int x) { return span[x].last - span[x].first + 1; };
+    return tile_share((int)span.size(), ceil_div(T, FLASH_TILE), v.causal, live);
 }
 #else
 #include "skip.cuh"
@@ -171,7 +172,8 @@ inline double chosen_share(const float* scratch, const PositionView& v, int T, S
     if (!v.causal) { return 1.0; }
     std::vector<int> first_key((size_t)v.NH * ceil_div(T, ATTENTION_TILE));
     copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
-    return attention_live_share(first_key.data(), v.NH, T);
+    const int tiles = ceil_div(T, ATTENTION_TILE);
+    return tile_share(v.NH * tiles, tiles, true, [&](int x) { return x % tiles + 1 - first_key[x] / ATTENTION_TILE; });
 }
 #endif
 
@@ -256,5 +258,3 @@ inline void check_head_size(const PositionConfig& position, int HS, bool trains,
           "heads of %d need %s in the portable attention: at most %d fit; use more heads",
           format_bytes((double)limit).c_str(), HS, format_bytes((double)wanted(HS)).c_str(), most);
 }
-
-#endif

@@ -18,8 +18,7 @@
 // A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
 // two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0. A recorded
 // step (StepGraph) serves all later tokens: its grid has the splits of the longest text.
-#ifndef LLMC_ATTENTION_DECODE_CUH
-#define LLMC_ATTENTION_DECODE_CUH
+#pragma once
 
 #include "../position/key_max.cuh"
 #include "../position/table.h"
@@ -360,5 +359,3 @@ static __global__ void decode_store_kernel(floatX* qkv, const floatX* row, Start
 inline void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream) {
     launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, row, start, OC);
 }
-
-#endif

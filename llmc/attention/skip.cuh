@@ -6,8 +6,7 @@
 // no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their keys,
 // and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping tiles
 // with a bound".
-#ifndef LLMC_ATTENTION_SKIP_CUH
-#define LLMC_ATTENTION_SKIP_CUH
+#pragma once
 
 #include "visits.cuh"
 
@@ -74,16 +73,3 @@ void attention_skip(int* first_key, float* key_norm, const floatX* qkv, const Bi
     const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
     launch(attention_skip_kernel<Bias>, grid, first_key, key_norm, qkv, bias, dims, tau);
 }
-
-// The share of the tiles of a causal mask that is computed; first_key in host memory
-inline double attention_live_share(const int* first_key, int BNH, int T) {
-    const int tiles = ceil_div(T, ATTENTION_TILE);
-    double live = 0.0, all = 0.0;
-    for (int x = 0; x < BNH * tiles; x++) {
-        all += x % tiles + 1;
-        live += x % tiles + 1 - first_key[x] / ATTENTION_TILE;
-    }
-    return all > 0.0 ? live / all : 1.0;
-}
-
-#endif

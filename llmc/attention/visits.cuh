@@ -4,8 +4,7 @@
 // the window, after the sinks, in another document (AttentionMask, position/documents.cuh). A sequence of the batch may
 // end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is one
 // whose weights are 0 because of the bias (first_key, attention/skip.cuh).
-#ifndef LLMC_ATTENTION_VISITS_CUH
-#define LLMC_ATTENTION_VISITS_CUH
+#pragma once
 
 #include "../base/matrix.cuh"
 #include "../position/encoding.cuh"
@@ -123,5 +122,3 @@ private:
     }
     __device__ bool skips(const PairTile<Causal>& t) const { return t.j0 < first_key(t.i0) || t.hides_all(); }
 };
-
-#endif

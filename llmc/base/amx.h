@@ -6,8 +6,7 @@
 // ascending order from 0, and adds both together to the element; denormals are zero. base/gemm.h states the same order.
 //
 // A fragment of C is 2 x 2 tiles, so that each tile that is loaded is used twice.
-#ifndef LLMC_BASE_AMX_H
-#define LLMC_BASE_AMX_H
+#pragma once
 
 #include "matrix.cuh"
 #include "words.h"
@@ -137,5 +136,3 @@ template <class Tiles> struct GemmTiles {
         for (int m = 0; m < out.rows && !whole; m++) { memcpy(out.row(m), c.row(m), sizeof(float) * out.cols); }
     }
 };
-
-#endif

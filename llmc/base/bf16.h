@@ -1,7 +1,6 @@
 // base/bf16.h -- bfloat16 where the compiler is not nvcc: the upper half of a float32, as storage. There is no
 // arithmetic in it, so both conversions are explicit.
-#ifndef LLMC_BASE_BF16_H
-#define LLMC_BASE_BF16_H
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -24,5 +23,3 @@ struct bf16 {
     }
 };
 static_assert(sizeof(bf16) == 2 && std::is_trivial<bf16>::value, "bf16 is two bytes of storage");
-
-#endif

@@ -2,8 +2,7 @@
 //
 // Nothing here knows about tensors or devices. Everything that changes the disk goes through the io_* functions below,
 // so that there is one place where a test can make it fail.
-#ifndef LLMC_BASE_COMMON_H
-#define LLMC_BASE_COMMON_H
+#pragma once
 
 #include <algorithm>
 #include <cerrno>
@@ -50,11 +49,13 @@ struct Error : std::runtime_error {
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
 };
 
-#if defined(__GNUC__)
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
-#else
-#define PRINTF_LIKE(fmt, args)
-#endif
+
+inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
+inline bool ends_with(const std::string& s, const char* end) {
+    const size_t n = strlen(end);
+    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
+}
 
 // vsnprintf twice: once to learn the length, once to write
 inline std::string vstrprintf(const char* fmt, va_list ap) {
@@ -396,5 +397,3 @@ inline void io_mkdirs(const std::string& path) {
         if (io_mkdir(part)) { io_fsync_directory(slash == std::string::npos ? "." : part.substr(0, slash + 1)); }
     }
 }
-
-#endif

@@ -10,8 +10,7 @@
 // instead of add. GELU is not fused either: the backward needs the values before it, so the fused product would write
 // both arrays as well and only save one read of fch. It would also apply GELU to sums before rounding, while the
 // backward differentiates at the rounded ones.
-#ifndef LLMC_BASE_CUBLASLT_CUH
-#define LLMC_BASE_CUBLASLT_CUH
+#pragma once
 
 #include <array>
 #include <map>
@@ -186,5 +185,3 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     lt_check(lt_run(lt, plan, p), "cublasLtMatmul", p);
     return true;
 }
-
-#endif

@@ -8,8 +8,7 @@
 //
 // The bits belong to a thread, and a new thread inherits them from the thread that made it. They are set before main,
 // and by launch() (device.h) in each thread that runs blocks, because any library may have made it.
-#ifndef LLMC_BASE_DENORMALS_H
-#define LLMC_BASE_DENORMALS_H
+#pragma once
 
 #include <cstdint>
 
@@ -33,5 +32,3 @@ inline void flush_denormals() {
 
 // In main's thread, and so in all threads that it will make
 static const bool denormals_are_zero = (flush_denormals(), true);
-
-#endif

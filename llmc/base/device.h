@@ -10,8 +10,7 @@
 // an elementwise kernel walks grid_span(N). The threads of a block cooperate only through block_sum, block_max,
 // block_scan, block_matmul (matrix.cuh) and __syncthreads. There are no float atomics: the same input gives the same
 // bits.
-#ifndef LLMC_BASE_DEVICE_H
-#define LLMC_BASE_DEVICE_H
+#pragma once
 
 #include <cmath>
 #include <cstring>
@@ -314,5 +313,3 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     launch_on_cpu(grid, [=] { kernel(static_cast<P>(args)...); });
 #endif
 }
-
-#endif

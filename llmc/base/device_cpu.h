@@ -1,7 +1,6 @@
 // base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread, or RACE_THREADS of them. Included only
 // by device.h.
-#ifndef LLMC_BASE_DEVICE_CPU_H
-#define LLMC_BASE_DEVICE_CPU_H
+#pragma once
 
 #include <mutex>
 #include <system_error>
@@ -298,5 +297,3 @@ inline std::string device_description() {
     return strprintf("CPU, %d thread%s, %d-wide float32%s", max_threads(), plural, LANES, stored);
 #endif
 }
-
-#endif

@@ -1,7 +1,6 @@
 // base/device_cuda.h -- what device.h promises, in CUDA's words; the simt build reads it too. Included only by
 // device.h.
-#ifndef LLMC_BASE_DEVICE_CUDA_H
-#define LLMC_BASE_DEVICE_CUDA_H
+#pragma once
 
 constexpr bool ON_GPU = true;
 using Stream = cudaStream_t;
@@ -262,5 +261,3 @@ inline std::string device_description() {
     CUDA_CHECK(cudaGetDeviceProperties(&p, 0));
     return strprintf("%s, %d SMs, %s", p.name, p.multiProcessorCount, format_bytes((double)p.totalGlobalMem).c_str());
 }
-
-#endif

@@ -1,6 +1,5 @@
 // base/doing.h -- what the main thread is doing, for the message of an allocation that fails.
-#ifndef LLMC_BASE_DOING_H
-#define LLMC_BASE_DOING_H
+#pragma once
 
 #include <exception>
 
@@ -14,5 +13,3 @@ struct Doing {
     Doing& operator=(const Doing&) = delete;
     ~Doing() { if (std::uncaught_exceptions() == 0) { doing = before; } }
 };
-
-#endif

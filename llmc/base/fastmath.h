@@ -4,8 +4,7 @@
 // break infinities and NaN. A GPU has instructions for 2^x and 1/x, which are off by 2 and 1 ulp at most: there e^x is
 // 8 instructions instead of 25. Errors are stated as "CPU ulp, GPU ulp"; test/base/test_device.cu and
 // test/simt/test_fastmath.cu measure them.
-#ifndef LLMC_BASE_FASTMATH_H
-#define LLMC_BASE_FASTMATH_H
+#pragma once
 
 #include "ptx.cuh"
 
@@ -125,5 +124,3 @@ __host__ __device__ inline float normal_cdf(float x, float gauss) {
     const float tail = gauss * (t * p);
     return x < 0.0f ? tail : 1.0f - tail;
 }
-
-#endif

@@ -13,8 +13,7 @@
 // fragment of out, GEMM_M x GEMM_N, in registers: for each k it loads a row of B's panel and multiplies it by GEMM_M
 // numbers of A's. One panel of B at a time stays in the first-level cache, and those of A come from the second.
 // dev/cuda/matmul.cu climbs here from three plain loops.
-#ifndef LLMC_BASE_GEMM_H
-#define LLMC_BASE_GEMM_H
+#pragma once
 
 #include "amx.h"
 #include "matrix.cuh"
@@ -231,5 +230,3 @@ inline void gemm(const Matrix<float>& out, const Matrix<const T>& A, const Matri
     }
     gemm_by<GemmLanes<T>>(out, A, B, panels);
 }
-
-#endif

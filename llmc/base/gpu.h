@@ -4,8 +4,7 @@
 // A peak is SMs x clock x floating-point operations per SM and clock. The driver knows the first two; the third depends
 // on the compute capability and is in a table here: dense products (no 2:4 sparsity) with float32 sums, an FMA counted
 // as 2 operations.
-#ifndef LLMC_BASE_GPU_H
-#define LLMC_BASE_GPU_H
+#pragma once
 
 #include <cmath>
 
@@ -72,11 +71,6 @@ inline double keys_per_query(int T, bool causal, int window, int sinks) {
 // products of C numbers with each key seen, in the forward and twice in the backward: 12 C per key and layer.
 inline double flops_per_token(double matmul_weights, int L, int C, double keys) {
     return 6.0 * matmul_weights + 12.0 * L * C * keys;
-}
-
-// The fraction of `peak` FLOP/s that is used; NAN when the peak is unknown
-inline double model_flops_utilization(double tokens_per_second, double flops_of_token, double peak) {
-    return tokens_per_second * flops_of_token / peak;
 }
 
 inline std::string cuda_version(int v) { return strprintf("%d.%d", v / 1000, v % 1000 / 10); }
@@ -196,6 +190,4 @@ inline Gpu find_gpu([[maybe_unused]] int device = 0) {
     return Gpu();
 }
 inline std::string gpu_report(const Gpu&) { return device_description(); }
-#endif
-
 #endif

@@ -4,8 +4,7 @@
 // initial weights and the tables of encodings that are rounded from them. These are sums and products in a stated
 // order. They are off by at most 2 units in the last place (sin and cos by 2^-52, powers of 10,000 by 17 units), as
 // test/base/test_device.cu measures.
-#ifndef LLMC_BASE_LIBM_H
-#define LLMC_BASE_LIBM_H
+#pragma once
 
 #include "device.h"
 
@@ -89,6 +88,4 @@ __host__ __device__ inline float portable_log2f(float x) { return log2f(x); }
 #else
 inline float portable_logf(float x) { return (float)portable_log((double)x); }
 inline float portable_log2f(float x) { return (float)(portable_log((double)x) / LN2_HIGH); }
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 // base/matrix.cuh -- a matrix as a view of memory, and the product of two of them by the threads of one block.
-#ifndef LLMC_BASE_MATRIX_CUH
-#define LLMC_BASE_MATRIX_CUH
+#pragma once
 
 #include <type_traits>
 
@@ -119,5 +118,3 @@ __device__ inline void block_matmul_add(const Matrix<float>& out, const Matrix<c
                                         const Matrix<const float>& B, Triangle triangle = Triangle::None) {
     block_matmul_of<true>(out, A, B, triangle);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // base/parse.h -- values as text and text as values, taken whole or not at all: what a flag, a hyperparameter or a list
 // may hold.
-#ifndef LLMC_BASE_PARSE_H
-#define LLMC_BASE_PARSE_H
+#pragma once
 
 #include <cmath>
 
@@ -17,29 +16,12 @@ struct Range {
 };
 
 // Ranges as a row of the flag table writes them
-inline Range any() { return Range(); }
-inline Range between(double lo, double hi) {
-    Range r;
-    r.lo = lo;
-    r.hi = hi;
-    return r;
-}
-inline Range at_least(double lo) { return between(lo, INFINITY); }
-inline Range minus_one_or(double lo) {
-    Range r = at_least(lo);
-    r.or_minus_one = true;
-    return r;
-}
-inline Range one_of(const char* choices) {
-    Range r;
-    r.choices = choices;
-    return r;
-}
-inline Range a_switch() {
-    Range r;
-    r.takes_value = false;
-    return r;
-}
+inline Range any() { return {}; }
+inline Range between(double lo, double hi) { return {lo, hi}; }
+inline Range at_least(double lo) { return {lo}; }
+inline Range minus_one_or(double lo) { return {lo, INFINITY, true}; }
+inline Range one_of(const char* choices) { return {-INFINITY, INFINITY, false, true, choices}; }
+inline Range a_switch() { return {-INFINITY, INFINITY, false, false}; }
 
 // The types that a flag may have in addition to bool, int, int64_t and double
 using Text = std::string;
@@ -170,5 +152,3 @@ inline std::string did_you_mean(const std::string& text, const Names& words) {
     }
     return nearest;
 }
-
-#endif

@@ -2,8 +2,7 @@
 // the clock on a CPU, where a kernel is done when its launch returns. Included only by device.h, whose launch() is the
 // one place where kernels start. What two events with nothing between them are apart is subtracted. A step that is not
 // profiled asks one bool per launch.
-#ifndef LLMC_BASE_PROFILE_H
-#define LLMC_BASE_PROFILE_H
+#pragma once
 
 #include <map>
 #include <tuple>
@@ -125,5 +124,3 @@ inline std::string profile_end(double start) {
     profile = Profile();
     return text;
 }
-
-#endif

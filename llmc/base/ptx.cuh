@@ -4,8 +4,7 @@
 // lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or
 // row in the low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole
 // warps. On the emulator test/simt/simt_ptx.h defines the same functions.
-#ifndef LLMC_BASE_PTX_CUH
-#define LLMC_BASE_PTX_CUH
+#pragma once
 
 #include "device.h"
 
@@ -50,19 +49,12 @@ __device__ inline float unpack_hi(uint32_t x) { return __uint_as_float(x & 0xfff
 
 // shfl.sync.bfly and shfl.sync.idx (warp): the value that lane (own ^ bits) has, and the one that lane `lane` has
 __device__ inline float shuffle_xor(float x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
-__device__ inline int shuffle_xor(int x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
 __device__ inline float shuffle(float x, int lane) { return __shfl_sync(~0u, x, lane); }
-__device__ inline int shuffle(int x, int lane) { return __shfl_sync(~0u, x, lane); }
 // vote.sync.ballot and popc (warp): for how many lanes it holds
 __device__ inline int count_lanes(bool holds) { return __popc(__ballot_sync(~0u, holds)); }
 
 // bar.warp.sync
 __device__ inline void syncwarp() { __syncwarp(~0u); }
-
-// bar.sync id, threads (block): waits until `threads` threads have come to barrier `id`, 1..15; 0 is __syncthreads
-__device__ inline void named_barrier(int id, int threads) {
-    asm volatile("bar.sync %0, %1;" :: "r"(id), "r"(threads) : "memory");
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // matrices
@@ -190,6 +182,4 @@ template <int N> __device__ inline void cp_async_wait() {
 constexpr bool HAS_WGMMA = true;
 #else
 constexpr bool HAS_WGMMA = false;
-#endif
-
 #endif

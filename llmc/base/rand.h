@@ -3,8 +3,7 @@
 // hash64(seed, a, b) mixes up to three 64-bit words (the finalizer of SplitMix64, Steele et al. 2014, chained), so the
 // draw for (seed, tensor, element) or (seed, epoch, sample) is the same on every machine, thread and rank, and after a
 // restart.
-#ifndef LLMC_BASE_RAND_H
-#define LLMC_BASE_RAND_H
+#pragma once
 
 #include "libm.h"
 
@@ -52,5 +51,3 @@ inline uint64_t permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream) 
     } while (i >= n);
     return i;
 }
-
-#endif

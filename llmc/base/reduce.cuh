@@ -3,8 +3,7 @@
 // The rows are cut into slabs. Each slab is summed by one block into a row of partial (slabs,C): on a CPU in the order
 // of its rows, on a GPU by four warps with every fourth row each, then over the warps. Then the slabs are added up in
 // order. The number of slabs depends only on the number of rows.
-#ifndef LLMC_BASE_REDUCE_CUH
-#define LLMC_BASE_REDUCE_CUH
+#pragma once
 
 #include "matrix.cuh"
 
@@ -98,5 +97,3 @@ inline void add_row_sums(float* out, float* scratch, const Matrix<const floatX>&
     });
     add_slabs(out, scratch, slab_count(N), C, C, stream);
 }
-
-#endif

@@ -4,8 +4,7 @@
 // list of specs out in one allocation (each aligned to 256 bytes), parameters layer by layer. Allocation, initial
 // values, AdamW, gradient norms, checkpoints, --check, gradient checks and comparisons in tests are all loops over
 // specs, by name. A FileTensor maps a named tensor of a checkpoint file to rows of such a tensor.
-#ifndef LLMC_BASE_TENSOR_H
-#define LLMC_BASE_TENSOR_H
+#pragma once
 
 #include <cfloat>
 #include <optional>
@@ -197,5 +196,3 @@ inline void init_tensors(float* data, Slice part, const TensorTable& table, cons
         }
     }
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // The two bf16 of a word are neighbours in memory; the first one is the lower half. Included only where a block is one
 // thread (device_cpu.h).
-#ifndef LLMC_BASE_WORDS_H
-#define LLMC_BASE_WORDS_H
+#pragma once
 
 #include <utility>
 
@@ -44,5 +43,3 @@ template <int APART, int... I> inline void exchange_corners(lanes (&x)[LANES], s
     if constexpr (2 * APART < LANES) { exchange_corners<2 * APART>(x, all); }
 }
 inline void transpose(lanes (&x)[LANES]) { exchange_corners<1>(x, std::make_integer_sequence<int, LANES>()); }
-
-#endif

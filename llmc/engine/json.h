@@ -2,8 +2,7 @@
 //
 // The parser is nlohmann's. Added here: bounds on depth and size, refusal of repeated keys (two readers of one file
 // could take the value for two different things), and accessors that fail with a message.
-#ifndef LLMC_ENGINE_JSON_H
-#define LLMC_ENGINE_JSON_H
+#pragma once
 
 #include <cmath>
 #include <set>
@@ -114,5 +113,3 @@ template <class J> std::string json_string(const J& j, const std::string& key, c
     check(v.is_string(), "%s: \"%s\": expected a string, got %s", what.c_str(), key.c_str(), json_excerpt(v).c_str());
     return v.template get<std::string>();
 }
-
-#endif

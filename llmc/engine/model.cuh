@@ -1,7 +1,6 @@
 // model.cuh -- the parts that the trainers' models share in addition to their parameters (ranks/parameters.cuh): the
 // tokens of a batch, and the activations of one shape.
-#ifndef LLMC_ENGINE_MODEL_CUH
-#define LLMC_ENGINE_MODEL_CUH
+#pragma once
 
 #include <functional>
 
@@ -293,5 +292,3 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
     }
     return all;
 }
-
-#endif

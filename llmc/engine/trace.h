@@ -8,8 +8,7 @@
 //   contents TENSOR ELEMENT COLUMNS          what TENSOR held after kernel KERNEL is in FILE.bin; ELEMENT: bytes of one
 //
 // CABLE_FLIP=STEP:KERNEL:TENSOR:BIT flips a bit after that kernel, to test the tool. Only rank 0 is traced.
-#ifndef LLMC_ENGINE_TRACE_H
-#define LLMC_ENGINE_TRACE_H
+#pragma once
 
 #include "../base/tensor.h"
 
@@ -129,5 +128,3 @@ inline Trace& trace() {
     static Trace the_trace;
     return the_trace;
 }
-
-#endif

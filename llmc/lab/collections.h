@@ -1,6 +1,5 @@
 // lab/collections.h -- the collections of documents of train_bert's flags --pairs, --encode, --corpus and --queries.
-#ifndef LLMC_LAB_COLLECTIONS_H
-#define LLMC_LAB_COLLECTIONS_H
+#pragma once
 
 #include "retrieval.h"
 #include "../engine/run/run.h"
@@ -43,9 +42,7 @@ inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialToke
 
 // The vocabulary of a new model if no token file decides it: text is read as bytes, except with --tokenizer.
 inline int pairs_vocab(const Options& o) {
-    const size_t n = o.pairs.size();
-    const bool text = n > 4 && o.pairs.compare(n - 4, 4, ".txt") == 0;
-    if (!text) { return BERT_VOCAB; }               // shards of BERT's ids
+    if (o.pairs.size() <= 4 || !ends_with(o.pairs, ".txt")) { return BERT_VOCAB; }               // shards of BERT's ids
     const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
     return V == 256 ? BYTE_VOCAB : V;
 }
@@ -73,12 +70,7 @@ template <class Model> void write_collection(Model& model, const Run& run, const
 
 // --corpus: searches it for every query, with the texts cut to T tokens, and reports the quality of the answers
 template <class Model> void search_collection(Model& model, const Run& run, const Collections& c, int T) {
-    const PositionConfig& position = model.config.position;
-    const int reach = position_max_length(position);
-    if (T > reach) {
-        printf("%8d: %s has no positions beyond %d\n", T, position.name.c_str(), reach);
-        return;
-    }
+    if (!reaches(model.config.position, T, strprintf("%8d: ", T))) { return; }
     Embeddings queries = encode(model, *c.queries, T);
     Embeddings corpus = encode(model, *c.corpus, T);
     if (queries.stopped || corpus.stopped) { return; }
@@ -87,8 +79,6 @@ template <class Model> void search_collection(Model& model, const Run& run, cons
     printf("max length %d\n", T);
     Json j = report_retrieval(score);
     j["T"] = T;
-    j["pos"] = position.name;
+    j["pos"] = model.config.position.name;
     run.log->record(j);
 }
-
-#endif

@@ -1,8 +1,7 @@
 // lab/embed.h -- embeddings of texts by a BERT, and the gradient of their contrastive loss.
 //
 // Templates over the trainer's model: they call bert_forward and bert_backward.
-#ifndef LLMC_LAB_EMBED_H
-#define LLMC_LAB_EMBED_H
+#pragma once
 
 #include "../contrastive.cuh"
 #include "../engine/model.cuh"
@@ -65,5 +64,3 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
     }
     return gradient_end(model, 1, (size_t)Q);
 }
-
-#endif

@@ -12,8 +12,7 @@
 //   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
 //     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
 //     be null
-#ifndef LLMC_LAB_EVALUATE_H
-#define LLMC_LAB_EVALUATE_H
+#pragma once
 
 #include "../engine/json.h"
 #include "../engine/files/safetensors.h"
@@ -23,9 +22,35 @@
 #include "../engine/text/dataloader.h"
 #include "heads.h"
 #include "pieces.h"
-#include "progress.h"
 
 constexpr int EVALUATION_TOKENS = ON_GPU ? 32768 : 2048;        // in a batch
+
+// Whether the encoding has T positions; if not, says so in a row of a table that begins with `row`
+inline bool reaches(const PositionConfig& position, int T, const std::string& row) {
+    const int reach = position_max_length(position);
+    if (T > reach) { printf("%s%s has no positions beyond %d\n", row.c_str(), position.name.c_str(), reach); }
+    return T <= reach;
+}
+
+// One line that says how far a long loop is: rewritten in place on a terminal, a line every ten seconds elsewhere.
+struct Progress {
+    std::string label;
+    double start = wall_seconds(), last = start;
+    bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
+    explicit Progress(const std::string& label) : label(label) {}
+    void update(uint64_t done, uint64_t total) {
+        const double now = wall_seconds();
+        if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
+        last = now;
+        shown = true;
+        const double eta = (now - start) / (double)done * (double)(total - done);
+        const char *before = terminal ? "\r" : "";
+        const char *after = terminal ? "   " : "\n";
+        const double percent = 100.0 * (double)done / (double)total;
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", before, label.c_str(), percent, format_duration(eta).c_str(), after);
+    }
+    ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
+};
 
 struct Evaluation {
     int T = 0, stride = 0;
@@ -193,10 +218,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
     printf("%s, trained at %d\n%8s %8s %10s %12s %10s %10s\n", position_text(position).c_str(), position.T_train, "T",
            "stride", "windows", "tokens", "loss", "ppl");
     for (int T : lengths) {
-        if (T > reach) {
-            printf("%8d %8s   %s has no positions beyond %d\n", T, "-", position.name.c_str(), reach);
-            continue;
-        }
+        if (!reaches(position, T, strprintf("%8d %8s   ", T, "-"))) { continue; }
         const int B = std::max(1, EVALUATION_TOKENS / T);
         const Purpose purpose = in_pieces(model, T) && !heads ? Purpose::Pieces : Purpose::Evaluate;
         auto acts = activations_describe(model, B, T, purpose, 0);
@@ -241,5 +263,3 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         }
     }
 }
-
-#endif

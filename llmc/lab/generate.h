@@ -3,8 +3,7 @@
 // The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
 // S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
 // Template over the trainer's model: calls activations_* as evaluate.h does, and gpt2_forward.
-#ifndef LLMC_LAB_GENERATE_H
-#define LLMC_LAB_GENERATE_H
+#pragma once
 
 #include <numeric>
 
@@ -171,5 +170,3 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     acts.release();
     return std::vector<int>(ids.begin() + (long)prompt.size(), ids.end());
 }
-
-#endif

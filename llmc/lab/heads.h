@@ -8,8 +8,7 @@
 //   window90   = the smallest W for which the keys inside --window W, |i - j| < W, have 90 % of all weight
 //   live_tiles = the share of tiles of 64 queries and 64 keys (causal: of those on and below the diagonal) in which a
 //                weight is above 2^-24 / T: without the rest no sum of a row would change in float32
-#ifndef LLMC_LAB_HEADS_H
-#define LLMC_LAB_HEADS_H
+#pragma once
 
 #include "../attention/choose.cuh"
 #include "../engine/json.h"
@@ -137,11 +136,7 @@ struct HeadStatistics {
     std::vector<double> sinks, by_distance;     // (HEAD_SINKS), (T): sums over queries
     ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of each window's last token
 
-    double of_sinks(int n) const {
-        double sum = 0;
-        for (int j = 0; j < n; j++) { sum += sinks[(size_t)j]; }
-        return sum / (double)queries;
-    }
+    double of_sinks(int n) const { return std::accumulate(sinks.begin(), sinks.begin() + n, 0.0) / (double)queries; }
     double distance() const {
         double sum = 0;
         for (size_t d = 0; d < by_distance.size(); d++) { sum += (double)d * by_distance[d]; }
@@ -277,5 +272,3 @@ template <class Model, class Acts> auto watch_heads(Model& model, Acts& acts, in
     };
     return watch;
 }
-
-#endif

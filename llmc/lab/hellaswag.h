@@ -4,8 +4,7 @@
 //   score of an ending = mean over its tokens of -log p(token | context, ending before it); the lowest wins: "acc_norm"
 // The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
 //   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
-#ifndef LLMC_LAB_HELLASWAG_H
-#define LLMC_LAB_HELLASWAG_H
+#pragma once
 
 #include "../engine/ranks/share.h"
 #include "evaluate.h"
@@ -76,13 +75,6 @@ struct HellaSwagScore {
     bool stopped = false;                       // by a signal, before the end
     double accuracy() const { return (double)correct / examples; }
 };
-
-// Whether x[i] is smaller than the rest of the n: a tie is not an answer.
-inline bool is_least(const float* x, int n, int i) {
-    bool least = true;
-    for (int k = 0; k < n; k++) { least = least && (k == i || x[i] < x[k]); }
-    return least;
-}
 
 // One ending after its context, which is cut to leave room for it: tokens[context ..] are the targets.
 struct HellaSwagRow {
@@ -171,7 +163,8 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     score.stopped = !share_pieces<float>(batches.size(), most, "HellaSwag", work, take);
     for (int e = 0; e < score.examples && !score.stopped; e++) {
         const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
-        score.correct += is_least(nll, HELLASWAG_ENDINGS, set.examples[(size_t)e].label);
+        const float right = nll[set.examples[(size_t)e].label];             // a tie is not an answer
+        score.correct += std::count_if(nll, nll + HELLASWAG_ENDINGS, [&](float x) { return !(x > right); }) == 1;
     }
     return score;
 }
@@ -192,5 +185,3 @@ void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t st
     fflush(stdout);
     log.hellaswag(step, s.accuracy());
 }
-
-#endif

@@ -1,7 +1,6 @@
 // lab/inspect.h -- the matrix that an encoding adds to the scores of a text, and what a text's attention is made of
 // (--dump_bias).
-#ifndef LLMC_LAB_INSPECT_H
-#define LLMC_LAB_INSPECT_H
+#pragma once
 
 #include "../attention/choose.cuh"
 #include "../engine/json.h"
@@ -163,5 +162,3 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     write_text_whole(path, json_text(j) + "\n");
     printf("wrote %s\n", printable(path, LONGEST_MESSAGE).c_str());
 }
-
-#endif

@@ -6,8 +6,7 @@
 // query will visit are forgotten. Which ones a later query visits is not known in advance: KEPT_REACHES times the
 // longest way back to a visited key so far are kept. If a query visits the very first of those, it may need an earlier
 // one; then the window is computed once more, and more keys are kept.
-#ifndef LLMC_LAB_PIECES_H
-#define LLMC_LAB_PIECES_H
+#pragma once
 
 #include "../attention/choose.cuh"
 #include "../engine/model.cuh"
@@ -139,5 +138,3 @@ void window_losses(Model& model, Acts& acts, const int* tokens, const int* targe
     forget(acts, T);
     acts.kept = 0;
 }
-
-#endif

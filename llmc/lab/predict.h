@@ -1,8 +1,7 @@
 // lab/predict.h -- a masked language model's predictions for the [MASK]s of a text (--predict).
 //
 // Template over the trainer's model: calls activations_* and forward_losses as evaluate.h does.
-#ifndef LLMC_LAB_PREDICT_H
-#define LLMC_LAB_PREDICT_H
+#pragma once
 
 #include <numeric>
 
@@ -68,5 +67,3 @@ template <class Model> void predict(Model& model, const std::string& text, const
     }
     fflush(stdout);
 }
-
-#endif

@@ -12,8 +12,7 @@
 // model gets the same questions. A prompt fills a window of T + 1 tokens; depth is the passage's place in the text,
 // from 0 at its beginning to 1 right before the question. induction's a and mqar's pairs occur nowhere else, so that
 // there is one answer. Answers are judged as in lab/tasks.h.
-#ifndef LLMC_LAB_PROBE_H
-#define LLMC_LAB_PROBE_H
+#pragma once
 
 #include "tasks.h"
 
@@ -47,12 +46,7 @@ struct ProbeDraws {
     // n different tokens
     std::vector<int> different(size_t n) {
         std::vector<int> ids;
-        for (int attempt = 0; ids.size() < n; attempt++) {
-            check(attempt < 10000, "--probe: expected %zu different tokens in %s, found %zu", n, files.pattern.c_str(),
-                  ids.size());
-            const int id = text(1)[0];
-            if (std::find(ids.begin(), ids.end(), id) == ids.end()) { ids.push_back(id); }
-        }
+        while (ids.size() < n) { ids.push_back(free_of(ids, text(1)[0])); }
         return ids;
     }
     // id, or a different token if `taken` has it
@@ -153,16 +147,12 @@ template <class Model, class Log>
 void evaluate_probes(Model& model, const TokenFiles& files, const std::string& kind, const std::vector<int>& lengths,
                      uint64_t seed, uint64_t examples, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;
-    const int reach = position_max_length(position);
     printf("%s, trained at %d: right answers by depth, of %llu each\n%-10s %8s", position_text(position).c_str(),
            position.T_train, (unsigned long long)examples, kind.c_str(), "T");
     for (double depth : PROBE_DEPTHS) { printf(" %8.0f%%", 100 * depth); }
     printf("\n");
     for (int T : lengths) {
-        if (T > reach) {
-            printf("%-10s %8d   %s has no positions beyond %d\n", kind.c_str(), T, position.name.c_str(), reach);
-            continue;
-        }
+        if (!reaches(position, T, strprintf("%-10s %8d   ", kind.c_str(), T))) { continue; }
         auto acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / T), T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         printf("%-10s %8d", kind.c_str(), T);
@@ -182,5 +172,3 @@ void evaluate_probes(Model& model, const TokenFiles& files, const std::string& k
         if (stopped) { return; }
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
 //   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, from
 //   ids (rows,T) with [PAD] after the lengths (rows), rows <= sequences_that_fit(acts, T). Neither the other rows nor
 //   the padding change the embedding of a row.
-#ifndef LLMC_LAB_RETRIEVAL_H
-#define LLMC_LAB_RETRIEVAL_H
+#pragma once
 
 #include <numeric>
 #include <unordered_set>
@@ -99,7 +98,7 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
 // "x.safetensors" -> "x.ids"
 inline std::string embeddings_ids(const std::string& path) {
     const std::string end = ".safetensors";
-    check(path.size() > end.size() && path.compare(path.size() - end.size(), end.size(), end) == 0,
+    check(path.size() > end.size() && ends_with(path, end.c_str()),
           "%s: embeddings go by names that end in %s", path.c_str(), end.c_str());
     return path.substr(0, path.size() - end.size()) + ".ids";
 }
@@ -155,27 +154,20 @@ typedef float SearchLanes __attribute__((vector_size(4 * SEARCH_LANES)));
 
 // out[j] = q . d[j] (C), by the same instructions for each, so that a score does not depend on the neighbours
 inline void dot_products(float* out, const float* q, const float* const* d, int C) {
-    const float *d0 = d[0], *d1 = d[1];
-    const float *d2 = d[2], *d3 = d[3];
-    SearchLanes s0 = {}, s1 = {};
-    SearchLanes s2 = {}, s3 = {};
+    SearchLanes sums[SEARCH_ROWS] = {};
     int c = 0;
     for (; c + SEARCH_LANES <= C; c += SEARCH_LANES) {
-        SearchLanes x, y0, y1, y2, y3;
+        SearchLanes x, y;
         memcpy(&x, q + c, sizeof x);
-        memcpy(&y0, d0 + c, sizeof x);
-        memcpy(&y1, d1 + c, sizeof x);
-        memcpy(&y2, d2 + c, sizeof x);
-        memcpy(&y3, d3 + c, sizeof x);
-        s0 += x * y0;
-        s1 += x * y1;
-        s2 += x * y2;
-        s3 += x * y3;
+        UNROLL
+        for (int j = 0; j < SEARCH_ROWS; j++) {
+            memcpy(&y, d[j] + c, sizeof y);
+            sums[j] += x * y;
+        }
     }
-    const SearchLanes* sums[SEARCH_ROWS] = {&s0, &s1, &s2, &s3};
     for (int j = 0; j < SEARCH_ROWS; j++) {
         float sum = 0.0f;
-        for (int l = 0; l < SEARCH_LANES; l++) { sum += (*sums[j])[l]; }
+        for (int l = 0; l < SEARCH_LANES; l++) { sum += sums[j][l]; }
         for (int t = c; t < C; t++) { sum += q[t] * d[j][t]; }
         out[j] = sum;
     }
@@ -341,5 +333,3 @@ inline Json report_retrieval(const RetrievalScore& s) {
     j.update(rest);
     return j;
 }
-
-#endif

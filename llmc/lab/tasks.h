@@ -5,8 +5,7 @@
 // answer is right if each of its tokens has the greatest logit, without a tie, given the right tokens before it. This
 // is so exactly if greedy decoding writes this answer, because the two agree up to the first wrong token. So one
 // forward pass measures the same as a generation.
-#ifndef LLMC_LAB_TASKS_H
-#define LLMC_LAB_TASKS_H
+#pragma once
 
 #include "../engine/ranks/share.h"
 #include "evaluate.h"
@@ -107,17 +106,12 @@ inline Json task_json(const TaskScore& s, const TokenFiles& files, const Positio
 template <class Model, class Log>
 void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;
-    const int reach = position_max_length(position);
     printf("%s, trained at %d\n%-24s %7s %7s %8s %8s %8s %8s\n", position_text(position).c_str(), position.T_train,
            "task", "length", "T", "examples", "exact", "tokens", "loss");
     for (const TokenFiles& files : tasks) {
         const int T = files.row - 1, length = files.shards[0].length;
         const std::string name = files.pattern.substr(files.pattern.rfind('/') + 1);
-        if (T > reach) {
-            printf("%-24s %7d %7d   %s has no positions beyond %d\n", name.c_str(), length, T,
-                   position.name.c_str(), reach);
-            continue;
-        }
+        if (!reaches(position, T, strprintf("%-24s %7d %7d   ", name.c_str(), length, T))) { continue; }
         auto acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / T), T, Purpose::Evaluate, 0);
         activations_allocate(acts);
         const TaskScore s = evaluate_task(model, acts, files);
@@ -129,5 +123,3 @@ void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t 
         log.record(task_json(s, files, position, step));
     }
 }
-
-#endif

@@ -1,7 +1,6 @@
 // lab/use_bert.h -- the flags of train_bert that choose its data or use a trained model: what they exclude, the files
 // that they name, and the work. Templates over the trainer's model, as in evaluate.h and predict.h.
-#ifndef LLMC_LAB_USE_BERT_H
-#define LLMC_LAB_USE_BERT_H
+#pragma once
 
 #include "collections.h"
 #include "embed.h"
@@ -115,5 +114,3 @@ template <class Model> void use_bert(Model& model, const Run& run, const BERTDat
     }
     if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }
-
-#endif

@@ -1,7 +1,6 @@
 // lab/use_gpt2.h -- the flags of train_gpt2 that use a trained model: what they exclude, the files that they name, and
 // the work. Templates over the trainer's model, as in evaluate.h and generate.h.
-#ifndef LLMC_LAB_USE_GPT2_H
-#define LLMC_LAB_USE_GPT2_H
+#pragma once
 
 #include "generate.h"
 #include "hellaswag.h"
@@ -128,5 +127,3 @@ template <class Model> void use_gpt2(Model& model, const Run& run, const GPT2Dat
     if (o.is_given("generate")) { generate_text(model, run); }
     if (!o.dump_bias.empty()) { dump_bias(model, run, data.val.get()); }
 }
-
-#endif

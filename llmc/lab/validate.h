@@ -1,6 +1,5 @@
 // lab/validate.h -- the token files of a run, and the validation between two updates of a training.
-#ifndef LLMC_LAB_VALIDATE_H
-#define LLMC_LAB_VALIDATE_H
+#pragma once
 
 #include "../engine/run/run.h"
 #include "evaluate.h"
@@ -31,5 +30,3 @@ template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& 
     printf("%s%s\n", val_line(run.state.step, o.steps, e.loss, e.tokens).c_str(), right.c_str());
     run.log->val(run.state.step, e.loss, e.accuracy, e.tokens);
 }
-
-#endif

@@ -8,10 +8,7 @@
 //   alibi_trained:   B_ij = -r_h m_h |i-j|, m_h alibi's, r_h >= 0 learned by each layer from 1 on; dr_h = -m_h |i-j|
 //                    times dlogit, summed along diagonals (toeplitz.cuh). Learned as a factor, steep and flat slopes
 //                    change at the same rate.
-#ifndef LLMC_POSITION_ALIBI_CUH
-#define LLMC_POSITION_ALIBI_CUH
-
-#include <cmath>
+#pragma once
 
 #include "../base/rand.h"
 #include "key_max.cuh"
@@ -117,5 +114,3 @@ struct AlibiTrained : Toeplitz {
         sum_diagonals(r.grad, AlibiTrainedTerm{slopes}, B, stream);
     }
 };
-
-#endif

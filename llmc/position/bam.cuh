@@ -9,8 +9,7 @@
 // mu = 0 untrained. a and b start at 0 as there; the bounds of b are this project's. There d is d + 1e-5: with b < 0
 // that would hide a query's own key, and da of a first query, whose only key it is, would be its rounding times 1e5^-b.
 // b = 1 is ALiBi with learned slopes; b < 0 pushes near keys away. With ssmax the logit is s_h log(n) q.k + B.
-#ifndef LLMC_POSITION_BAM_CUH
-#define LLMC_POSITION_BAM_CUH
+#pragma once
 
 #include "kerple.cuh"
 
@@ -46,5 +45,3 @@ struct Bam : Toeplitz {
         sum_diagonals(b.grad, BamTerm<true>{value()}, B, stream);
     }
 };
-
-#endif

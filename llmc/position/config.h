@@ -1,6 +1,5 @@
 // position/config.h -- what a model is told of positions: its encodings, and what holds for all of them.
-#ifndef LLMC_POSITION_CONFIG_H
-#define LLMC_POSITION_CONFIG_H
+#pragma once
 
 #include <optional>
 #include <utility>
@@ -68,5 +67,3 @@ struct PositionConfig {
         return scaling_factor > 0 ? scaling_factor : std::max(1.0, (double)T / original_length());
     }
 };
-
-#endif

@@ -18,10 +18,7 @@
 // them upwards: a sum that starts at the forward's total and loses each gate, and a sum of dp. All are float64: a
 // position is a difference of two sums over the text, and rows of dlogit cancel. Causal models only: a key after the
 // query has no count.
-#ifndef LLMC_POSITION_COPE_CUH
-#define LLMC_POSITION_COPE_CUH
-
-#include <cmath>
+#pragma once
 
 #include "../base/matrix.cuh"
 #include "key_max.cuh"
@@ -298,5 +295,3 @@ struct Cope : Encoding {
         return {{}, z, dz, total, rest, dgate, split_gates, npos(), v.stride};
     }
 };
-
-#endif

@@ -1,7 +1,6 @@
 // position/documents.cuh -- the positions of a call's tokens, where their documents begin, and which keys they see
 // (--window, --sinks, --document_mask).
-#ifndef LLMC_POSITION_DOCUMENTS_CUH
-#define LLMC_POSITION_DOCUMENTS_CUH
+#pragma once
 
 #include "../base/device.h"
 
@@ -30,9 +29,6 @@ struct AttentionMask {
     int end_of_text = -1;
     const int* documents = nullptr;         // (B,T) on the device: where each token's begins; null: at 0
 
-    bool operator==(const AttentionMask& other) const {
-        return window == other.window && sinks == other.sinks && end_of_text == other.end_of_text;
-    }
     __host__ __device__ bool by_document() const { return end_of_text >= 0; }
     __host__ __device__ bool exists() const { return window > 0 || by_document(); }
     // the mask of this many tokens: none, where it hides nothing; what is not 0 is a window, if there is a mask
@@ -98,5 +94,3 @@ inline void find_documents(int* documents, const int* tokens, int end_of_text, i
     const Grid grid((size_t)B, threads, sizeof(int) * threads, stream);
     launch(documents_kernel, grid, documents, tokens, T, start, stride, end_of_text);
 }
-
-#endif

@@ -10,8 +10,7 @@
 // kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
 // share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step
 // by step.
-#ifndef LLMC_POSITION_ENCODING_CUH
-#define LLMC_POSITION_ENCODING_CUH
+#pragma once
 
 #include <climits>
 
@@ -37,6 +36,15 @@ __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
 }
 // of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
 __host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
+// The share of the tiles (causal: of the causal ones) that is computed; live(x): how many tile x of the queries has
+template <class Live> double tile_share(int all_tiles, int tiles, bool causal, Live live) {
+    double computed = 0.0, all = 0.0;
+    for (int x = 0; x < all_tiles; x++) {
+        all += causal ? x % tiles + 1 : tiles;
+        computed += live(x);
+    }
+    return all > 0.0 ? computed / all : 1.0;
+}
 
 // A piece of Fire's f: value + slope y up to y = end, where the slope grows by bend
 struct alignas(16) FirePiece {
@@ -123,5 +131,3 @@ template <class Type> Type bind_encoding(const PositionView& view) {
     encoding.declare(binder);
     return encoding;
 }
-
-#endif

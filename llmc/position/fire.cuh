@@ -14,10 +14,7 @@
 // An entry of the tables is in up to T terms of every sum, so its rounding does not average out: the tables are
 // computed in float64 and rounded once. A sum has B T T / 2 terms, and float32 would soon lose the small ones: a run is
 // summed in float32, the runs in float64.
-#ifndef LLMC_POSITION_FIRE_CUH
-#define LLMC_POSITION_FIRE_CUH
-
-#include <cmath>
+#pragma once
 
 #include "toeplitz.cuh"
 
@@ -346,5 +343,3 @@ struct Fire : Encoding {
                 v.NH, v.stride, columns()};
     }
 };
-
-#endif

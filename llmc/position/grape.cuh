@@ -9,8 +9,7 @@
 // / sqrt(HS) with a v_h of length 1, m_h has a learned factor, and q and k are normalised first. Here a_h, b_h (NH,C)
 // are rows of the qkv matmul, as CABLE's are (v_h . q_i is linear in x_i, too), and c_h does what the factor does. So
 // cable and grape_q differ in S and m_h only: grape_q is cable with S_t = t, and runs on its kernels.
-#ifndef LLMC_POSITION_GRAPE_CUH
-#define LLMC_POSITION_GRAPE_CUH
+#pragma once
 
 #include "../cable.cuh"
 #include "alibi.cuh"
@@ -113,12 +112,10 @@ template <bool Queries> struct GrapeOf : Encoding {
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        float* const no_offset = nullptr;
-        double* const no_origin = nullptr;
         const floatX* u = qkv + 3 * v.C();
-        launch(grape_forward_kernel, grid, w, no_offset, no_origin, u, T, start, v.stride, v.NH, v.OC);
+        launch(grape_forward_kernel, grid, w, nullptr, nullptr, u, T, start, v.stride, v.NH, v.OC);
         if (Queries) {
-            launch(grape_forward_kernel, grid, g, no_offset, no_origin, u + v.NH, T, start, v.stride, v.NH, v.OC);
+            launch(grape_forward_kernel, grid, g, nullptr, nullptr, u + v.NH, T, start, v.stride, v.NH, v.OC);
         } else if (start.begins()) {
             device_zero(g, sizeof(float) * B * v.NH * v.stride, stream);
         }
@@ -138,5 +135,3 @@ template <bool Queries> struct GrapeOf : Encoding {
 
 using GrapeK = GrapeOf<false>;
 using GrapeQK = GrapeOf<true>;
-
-#endif

@@ -1,7 +1,6 @@
 // position/heads.cuh -- how rope and ssmax walk over the heads of q and k: a block has HEAD_TOKENS tokens of a
 // sequence, up to HEAD_LANES neighbouring threads share a head, and each of them takes packs of P channels.
-#ifndef LLMC_POSITION_HEADS_CUH
-#define LLMC_POSITION_HEADS_CUH
+#pragma once
 
 #include "documents.cuh"
 
@@ -47,5 +46,3 @@ inline Grid head_grid(int B, int T, size_t floats, Stream stream, const char* fi
                       int line = __builtin_LINE()) {
     return Grid((size_t)B * ceil_div(T, HEAD_TOKENS), 256, sizeof(float) * floats, stream, file, line);
 }
-
-#endif

@@ -3,8 +3,7 @@
 //   kerple:        B_ij = -r1 log(1 + r2 |i-j|)     dr1 = -log(1 + r2 d)   dr2 = -r1 d / (1 + r2 d)      d = |i-j|
 //   kerple_power:  B_ij = -r1 |i-j|^r2              dr1 = -d^r2            dr2 = -r1 d^r2 log d          0 < r2 <= 2
 //   backward: the sum of dlogit along each diagonal times these. The update keeps r1, r2 >= 0.01 (power: r2 <= 2).
-#ifndef LLMC_POSITION_KERPLE_CUH
-#define LLMC_POSITION_KERPLE_CUH
+#pragma once
 
 #include "toeplitz.cuh"
 
@@ -62,5 +61,3 @@ template <bool Power> struct KerpleOf : Toeplitz {
 
 using Kerple = KerpleOf<false>;
 using KerplePower = KerpleOf<true>;
-
-#endif

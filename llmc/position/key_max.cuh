@@ -3,8 +3,7 @@
 // Decoding reads the keys in splits, and skips those whose logits cannot matter (attention/decode.cuh). If a bias never
 // grows with the distance (alibi, cable), the largest norm in a split and the bias of its last key bound all of its
 // logits.
-#ifndef LLMC_POSITION_KEY_MAX_CUH
-#define LLMC_POSITION_KEY_MAX_CUH
+#pragma once
 
 #include "encoding.cuh"
 
@@ -50,5 +49,3 @@ inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, S
     const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
     launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.stride, v.NH, v.HS, v.OC, BNH);
 }
-
-#endif

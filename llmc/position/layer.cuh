@@ -1,6 +1,5 @@
 // position/layer.cuh -- the encodings of one layer, as a trainer calls them.
-#ifndef LLMC_POSITION_LAYER_CUH
-#define LLMC_POSITION_LAYER_CUH
+#pragma once
 
 #include <array>
 
@@ -34,5 +33,3 @@ private:
         for (int i = 0; i < count; i++) { with_position(views[(size_t)i], f); }
     }
 };
-
-#endif

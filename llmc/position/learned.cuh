@@ -3,8 +3,7 @@
 //
 //   x_bt += wpe_t     backward: dwpe_t += sum_b dx_bt, in the order of b.     Nothing lies beyond the trained length.
 //   t is the position in the document, where the attention mask tells documents apart.
-#ifndef LLMC_POSITION_LEARNED_CUH
-#define LLMC_POSITION_LEARNED_CUH
+#pragma once
 
 #include "encoding.cuh"
 
@@ -53,5 +52,3 @@ struct Learned : Encoding {
         launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), wpe.grad, dx, B, T, v.C(), v.mask);
     }
 };
-
-#endif

@@ -1,12 +1,9 @@
 // position/none.cuh -- no positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). The causal mask still
 // tells a model something about positions.
-#ifndef LLMC_POSITION_NONE_CUH
-#define LLMC_POSITION_NONE_CUH
+#pragma once
 
 #include "encoding.cuh"
 
 struct NoPosition : Encoding {
     using Encoding::Encoding;
 };
-
-#endif

@@ -16,10 +16,7 @@
 //   z_t = x_t . w + c     b_t = ReLU(z_t)     S_t = sum_{k<=t} b_k         w (NH,C): extra rows of the qkv matmul
 //   backward: dS_t = sum_i f_i (q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k), of the turned q and dq; then cable's
 // c starts at 1, so that S_t is about t at first, and training begins near rope. saves S as cable does.
-#ifndef LLMC_POSITION_ROPE_CUH
-#define LLMC_POSITION_ROPE_CUH
-
-#include <cmath>
+#pragma once
 
 #include "../cable.cuh"
 #include "heads.cuh"
@@ -253,5 +250,3 @@ struct Rope : Encoding {
         return (float)(m * m);
     }
 };
-
-#endif

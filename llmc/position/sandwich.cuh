@@ -6,10 +6,7 @@
 // model. The d/2 changes no probability, and makes B_ii = 0. k counts from 0, as in a sinusoidal embedding; a sum over
 // k = 1 .. d/2 would be a slightly different bias. B falls about as log |i-j| does, but not steadily, so no tile of it
 // is skipped.
-#ifndef LLMC_POSITION_SANDWICH_CUH
-#define LLMC_POSITION_SANDWICH_CUH
-
-#include <cmath>
+#pragma once
 
 #include "toeplitz.cuh"
 
@@ -45,5 +42,3 @@ struct Sandwich : Toeplitz {
         launch(sandwich_table_kernel, Grid::over((size_t)columns(), stream), table, d, v.stride, v.NH, columns());
     }
 };
-
-#endif

@@ -4,10 +4,7 @@
 //   backward: dx *= a
 //   s is `scale`, 0.1 as in the authors' code, and a = 1. embed=sqrt,scale=1 is Vaswani et al.: a = sqrt(C). With s =
 //   a = 1 the sines would drown embeddings of std 0.02.
-#ifndef LLMC_POSITION_SINUSOIDAL_CUH
-#define LLMC_POSITION_SINUSOIDAL_CUH
-
-#include <cmath>
+#pragma once
 
 #include "encoding.cuh"
 
@@ -55,5 +52,3 @@ struct Sinusoidal : Encoding {
         if (factor() != 1.0f) { launch(sinusoidal_backward_kernel, Grid::over(n, stream), dx, n, factor()); }
     }
 };
-
-#endif

@@ -7,10 +7,7 @@
 // s (NH), one for each layer, starts where s log n is 1 on average over the trained length. An update keeps it at 0.001
 // or more, because only q' is kept. A causal query sees one key more than the query before it, within its document and
 // its window; a bidirectional one sees all keys of its sequence within its window.
-#ifndef LLMC_POSITION_SSMAX_CUH
-#define LLMC_POSITION_SSMAX_CUH
-
-#include <cmath>
+#pragma once
 
 #include "encoding.cuh"
 #include "heads.cuh"
@@ -149,5 +146,3 @@ struct SSMax : Encoding {
         launch(ssmax_gradient_kernel, Grid((size_t)v.NH, 1024, 0, stream), s.grad, dots, s.value, N);
     }
 };
-
-#endif

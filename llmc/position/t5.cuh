@@ -6,10 +6,7 @@
 //   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h]. The paper's code
 //   has K=256, a table for each layer (layers=own), and divides q.k by sqrt(C) (scale=C), not by sqrt(HS).
 //   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e; an entry owns a run of distances.
-#ifndef LLMC_POSITION_T5_CUH
-#define LLMC_POSITION_T5_CUH
-
-#include <cmath>
+#pragma once
 
 #include "toeplitz.cuh"
 
@@ -138,5 +135,3 @@ template <class Map> struct T5Of : Toeplitz {
 
 using T5 = T5Of<T5Buckets>;
 using T5Clip = T5Of<T5Distances>;
-
-#endif

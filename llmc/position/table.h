@@ -1,7 +1,6 @@
 // position/table.h -- the table of positional encodings. A new one is a header beside this file, and an include and a
 // row here (docs/new_encoding.md).
-#ifndef LLMC_POSITION_TABLE_H
-#define LLMC_POSITION_TABLE_H
+#pragma once
 
 #include <map>
 #include <set>
@@ -336,5 +335,3 @@ inline std::string position_text(const PositionConfig& config) {
         return s;
     });
 }
-
-#endif

@@ -1,8 +1,7 @@
 // position/tensors.cuh -- the tensors of an encoding. Its declare(t) lists them once, and is called with either of two
 // t: PositionTables collects the list before anything is allocated; PositionBinder goes through it again, and sets the
 // pointers of an encoding that is bound to a layer.
-#ifndef LLMC_POSITION_TENSORS_CUH
-#define LLMC_POSITION_TENSORS_CUH
+#pragma once
 
 #include "../base/tensor.h"
 #include "config.h"
@@ -169,5 +168,3 @@ private:
         return data == nullptr ? nullptr : (E*)(data + table.offsets[i]) + (size_t)v.layer * table.strides[i];
     }
 };
-
-#endif

@@ -5,8 +5,7 @@
 //   of a tile may read; their values are finite.
 //   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings sum the slabs
 //   over b, in order, into their parameters: kerple with sum_diagonals, t5 in a kernel of its own.
-#ifndef LLMC_POSITION_TOEPLITZ_CUH
-#define LLMC_POSITION_TOEPLITZ_CUH
+#pragma once
 
 #include "encoding.cuh"
 
@@ -107,5 +106,3 @@ struct Toeplitz : Encoding {
     }
     ToeplitzBias bias() const { return {{}, table, dtable, v.NH, columns(), v.stride}; }
 };
-
-#endif

@@ -74,8 +74,6 @@ TEST_CASE("gpu: an unknown GPU has no peak and no MFU", "[gpu]") {
     CHECK(std::isnan(peak_flops(gpu("Tesla V100-SXM2-16GB", 7, 0, 80, 1530), false)));
     CHECK(std::isnan(peak_flops(gpu("NVIDIA H100", 9, 0, 132, 0), true)));             // a driver that tells no clock
     CHECK(std::isnan(peak_flops(Gpu(), true)));
-    CHECK(std::isnan(model_flops_utilization(1e5, 1e9, peak_flops(Gpu(), true))));
-    CHECK(model_flops_utilization(450e3, 1e9, 1e15) == Approx(0.45));
 }
 
 TEST_CASE("gpu: the work of a token is what a step counts", "[gpu]") {

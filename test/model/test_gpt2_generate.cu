@@ -414,7 +414,7 @@ TEST_CASE("probes: each depth draws its own, from every place of the data", "[ev
     CHECK(throws_with([&] { probe_prompt(files, "needle", 1000, 0.5, 1, 0); }, "a.bin has 900 tokens") == 2);
     write_shard(dir / "b.bin", std::vector<int>(900, 7));
     const TokenFiles one(dir / "b.bin", "--val_files");
-    CHECK(throws_with([&] { probe_prompt(one, "mqar", 99, 0.5, 1, 0); }, "expected 16 different tokens") == 2);
+    CHECK(throws_with([&] { probe_prompt(one, "mqar", 99, 0.5, 1, 0); }, "more than 1 different tokens in") == 2);
     std::vector<int> sixteen(900);
     for (size_t i = 0; i < sixteen.size(); i++) { sixteen[i] = (int)i % 16; }
     write_shard(dir / "c.bin", sixteen);

@@ -47,20 +47,12 @@ inline float unpack_hi(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
 // shfl.sync.bfly, shfl.sync.idx over the whole warp: the value of lane (own ^ bits), of lane `lane`
 inline float shuffle_xor(float x, int bits, SIMT_SITE) { return __shfl_xor_sync(~0u, x, bits, file, line); }
-inline int shuffle_xor(int x, int bits, SIMT_SITE) { return __shfl_xor_sync(~0u, x, bits, file, line); }
 inline float shuffle(float x, int lane, SIMT_SITE) { return __shfl_sync(~0u, x, lane, file, line); }
-inline int shuffle(int x, int lane, SIMT_SITE) { return __shfl_sync(~0u, x, lane, file, line); }
 // vote.sync.ballot and popc: for how many lanes it holds
 inline int count_lanes(bool holds, SIMT_SITE) { return __builtin_popcount(__ballot_sync(~0u, holds, file, line)); }
 
 // bar.warp.sync
 inline void syncwarp(SIMT_SITE) { __syncwarp(~0u, file, line); }
-
-// bar.sync id, threads (block): waits until `threads` threads have come to barrier `id`, 1..15; 0 is __syncthreads
-inline void named_barrier(int id, int threads, SIMT_SITE) {
-    if (id == 0) { simt_fail(file, line, "named_barrier(0): that is __syncthreads"); }
-    simt_barrier("named_barrier", id, threads, file, line);
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // matrices

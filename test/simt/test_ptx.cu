@@ -367,8 +367,8 @@ __global__ void shuffle_kernel(float* f, int* n) {
     f[4 * i + 1] = shuffle(i + 0.5f, (lane * 7 + 3) % 32);
     f[4 * i + 2] = (float)__shfl_up_sync(~0u, (double)i, 3);
     f[4 * i + 3] = __shfl_down_sync(~0u, (float)i, 3);
-    n[2 * i] = shuffle_xor(-i, 31);
-    n[2 * i + 1] = shuffle(-i, 9) + 1000 * count_lanes(lane % 5 == 2 || i == 64);
+    n[2 * i] = __shfl_xor_sync(~0u, -i, 31);
+    n[2 * i + 1] = __shfl_sync(~0u, -i, 9) + 1000 * count_lanes(lane % 5 == 2 || i == 64);
     syncwarp();
     // half of a warp has a mask of its own
     const unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;
@@ -395,43 +395,6 @@ KERNEL_TEST("shuffles: every lane reads the lane that it names") {
         EXPECT(N[2 * i + 1] == -(base + 9) + (i < 64 ? 6000 : 7000), "thread %d: int idx and count_lanes give %d", i,
                N[2 * i + 1]);
     }
-}
-
-// warps 0, 1 hand numbers to each other through barrier 1, warps 2, 3 through barrier 2, more often. Planted: barrier 1
-// for one warp
-template <bool Planted> __global__ void named_barrier_kernel(int* out) {
-    int* pair = (int*)dynamic_shared() + threadIdx.x / 64 * 64;
-    const int i = threadIdx.x % 64;
-    const int id = 1 + threadIdx.x / 64;
-    int sum = 0;
-    for (int round = 0; round < 3 * id; round++) {
-        pair[i] = 100 * round + i;
-        named_barrier(id, Planted && id == 1 ? 32 : 64);
-        sum += pair[63 - i];
-        named_barrier(id, Planted && id == 1 ? 32 : 64);
-    }
-    out[blockIdx.x * blockDim.x + threadIdx.x] = sum;
-}
-template <bool Planted> static int named_barrier_mismatches() {
-    const int blocks = 16;
-    DeviceArray<int> out(128 * blocks);
-    launch(named_barrier_kernel<Planted>, Grid(blocks, 128, 128 * sizeof(int), stream), out.p);
-    const std::vector<int> got = out.host();
-    int wrong = 0;
-    for (int t = 0; t < 128 * blocks; t++) {
-        const int rounds = t % 128 < 64 ? 3 : 6;
-        wrong += got[t] != 100 * rounds * (rounds - 1) / 2 + rounds * (63 - t % 64);
-    }
-    return wrong;
-}
-KERNEL_TEST("named_barrier: two pairs of warps, each at its own pace") {
-    const int wrong = named_barrier_mismatches<false>();
-    EXPECT(wrong == 0, "%d threads are wrong", wrong);
-}
-KERNEL_TEST("planted: a named barrier that counts one warp too few") {
-    only_emulated();
-    const int wrong = named_barrier_mismatches<true>();
-    EXPECT(wrong > 0, "it was not seen");
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ INSTRUCTIONS = {
     "rcp": "rcp.approx.ftz.f32 y:=f, x:f;",
     "lg2": "lg2.approx.ftz.f32 y:=f, x:f;",
     "pack_bf16": "cvt.rn.bf16x2.f32 d:=r, hi:f, lo:f;",
-    "named_barrier": "bar.sync id:r, threads:r;",
     "ldmatrix_x4": "ldmatrix.sync.aligned.m8n8.x4.shared.b16 {r[0]:=r, r[1]:=r, r[2]:=r, r[3]:=r}, [shared row:r];",
     "ldmatrix_x4_trans":
         "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {r[0]:=r, r[1]:=r, r[2]:=r, r[3]:=r}, [shared row:r];",
@@ -44,14 +43,14 @@ INSTRUCTIONS = {
 BODIES = {
     "unpack_lo": ["return __uint_as_float(x << 16);"],
     "unpack_hi": ["return __uint_as_float(x & 0xffff0000u);"],
-    "shuffle_xor": ["return __shfl_xor_sync(~0u, x, bits);"] * 2,
-    "shuffle": ["return __shfl_sync(~0u, x, lane);"] * 2,
+    "shuffle_xor": ["return __shfl_xor_sync(~0u, x, bits);"],
+    "shuffle": ["return __shfl_sync(~0u, x, lane);"],
     "count_lanes": ["return __popc(__ballot_sync(~0u, holds));"],
     "syncwarp": ["__syncwarp(~0u);"],
 }
 # What must not be moved, nor left out: they wait, or work on memory that the compiler does not see
 ON_REGISTERS = {"mma_m16n8k16", "wgmma"}
-VOLATILE = ON_REGISTERS | {"named_barrier", "ldmatrix_x4", "ldmatrix_x4_trans", "wgmma_fence", "wgmma_wait",
+VOLATILE = ON_REGISTERS | {"ldmatrix_x4", "ldmatrix_x4_trans", "wgmma_fence", "wgmma_wait",
                            "fence_proxy_async", "cp_async_16", "cp_async_commit", "cp_async_wait"}
 
 
@@ -127,7 +126,7 @@ class Ptx(unittest.TestCase):
 
     def test_parameters(self):
         found = functions()
-        for name, wanted in (("pack_bf16", "float lo, float hi"), ("named_barrier", "int id, int threads"),
+        for name, wanted in (("pack_bf16", "float lo, float hi"),
                              ("cp_async_16", "void* shared, const void* global, bool valid")):
             self.assertEqual([p for p, _ in found[name]], [wanted], name)
 

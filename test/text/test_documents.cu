@@ -169,7 +169,7 @@ TEST_CASE("documents: [CLS] and [SEP] in the wrong places are refused", "[docume
         {4, 9, "token 5 is 101 after 9"}, {6, SEP, "token 7 is 7 after 102"},
         {8, 7, "expected [SEP] = 102 at the end, got token 7"},
         {8, CLS, "token 8 is 101 after 7"},
-        {7, 30522, "tokens 0 to 8: expected ids from 0 to 30521, got 30522"}};
+        {7, 30522, "token 7: expected an id from 0 to 30521, got 30522"}};
     for (const auto& f : faults) {
         std::vector<int> bad = ids;
         bad[f.at] = f.id;

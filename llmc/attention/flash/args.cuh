@@ -1,6 +1,5 @@
 // attention/flash/args.cuh -- what the tensor-core kernels of attention are given.
-#ifndef LLMC_ATTENTION_FLASH_ARGS_CUH
-#define LLMC_ATTENTION_FLASH_ARGS_CUH
+#pragma once
 
 #include "../../base/ptx.cuh"
 #include "../../position/encoding.cuh"
@@ -53,5 +52,3 @@ struct FlashPlace {
         turn = place / size;
     }
 };
-
-#endif

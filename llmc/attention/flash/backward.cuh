@@ -19,8 +19,7 @@
 // Every output has one writer and one order of summation: the same input gives the same bits. Seven products instead of
 // five pay for it. Both parts of dS sum the same float32 dlogit.
 // docs/attention.md: "Two kernels for the backward", "CABLE: the gradients of S and g", "The row part of dS must stay".
-#ifndef LLMC_ATTENTION_FLASH_BACKWARD_CUH
-#define LLMC_ATTENTION_FLASH_BACKWARD_CUH
+#pragma once
 
 #include "dkdv.cuh"
 #include "dq.cuh"
@@ -96,5 +95,3 @@ template <bool Causal, FlashBias Kind> bool flash_backward(const FlashArgs& args
     else { flash_backward_of<Causal, Kind, 128>(args, scratch, stream); }
     return true;
 }
-
-#endif

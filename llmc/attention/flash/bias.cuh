@@ -1,6 +1,5 @@
 // attention/flash/bias.cuh -- the bias in attention/flash/forward.cuh: what a lane's scores of a tile start from.
-#ifndef LLMC_ATTENTION_FLASH_BIAS_CUH
-#define LLMC_ATTENTION_FLASH_BIAS_CUH
+#pragma once
 
 #include "tiles.cuh"
 
@@ -110,5 +109,3 @@ __device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const Flash
         if (Masked && mask.hides(row, c, rows.begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
     }
 }
-
-#endif

@@ -7,8 +7,7 @@
 //   4.    P and dlogit = P (dP - row_dot); the column part of dS
 //   5.    dV += P dout, dK += dlogit Q
 //   6. store
-#ifndef LLMC_ATTENTION_FLASH_DKDV_CUH
-#define LLMC_ATTENTION_FLASH_DKDV_CUH
+#pragma once
 
 #include "pairs.cuh"
 
@@ -238,5 +237,3 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     // 6. store
     dkdv.store(sums);
 }
-
-#endif

@@ -7,8 +7,7 @@
 //   4.    dlogit = P (dP - row_dot), and what the bias sums of it
 //   5.    dQ += dlogit K
 //   6. store
-#ifndef LLMC_ATTENTION_FLASH_DQ_CUH
-#define LLMC_ATTENTION_FLASH_DQ_CUH
+#pragma once
 
 #include "pairs.cuh"
 
@@ -395,5 +394,3 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     dq.store_dq(sums);
     dq.store_row_sums(sums, own);
 }
-
-#endif

@@ -7,8 +7,7 @@
 //   f(y) = line of piece `base` + sum over the breaks t between the corners of bend_t max(0, y - t)
 // is a loop without a branch that differs between lanes, and seldom has more than one turn: docs/attention.md, "FIRE on
 // the tensor cores".
-#ifndef LLMC_ATTENTION_FLASH_FIRE_CUH
-#define LLMC_ATTENTION_FLASH_FIRE_CUH
+#pragma once
 
 #include "../../position/fire.cuh"
 #include "args.cuh"
@@ -126,5 +125,3 @@ static __global__ void flash_backward_fire_kernel(double* sums, const double* pa
         sums[blockIdx.x * FIRE_SLOTS * size + e] = sum;
     }
 }
-
-#endif

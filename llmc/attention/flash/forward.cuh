@@ -12,8 +12,7 @@
 // B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor
 // (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows.
 // After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
-#ifndef LLMC_ATTENTION_FLASH_FORWARD_CUH
-#define LLMC_ATTENTION_FLASH_FORWARD_CUH
+#pragma once
 
 #include "bias.cuh"
 #include "reach.cuh"
@@ -172,7 +171,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
 
     // 1. the queries and the first tile of keys are on their way, in one group of copies
     if (walk.count > 0) {
-        flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.HS, args.T - i0);
+        flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.HS, keys - i0);
         fetch(walk.tile(0), 0);
     }
     rows.S = tile_biases + 2 * FLASH_TILE_BIAS + row;
@@ -244,5 +243,3 @@ template <bool Causal, FlashBias Kind> bool flash_forward(const FlashArgs& args,
     else { flash_forward_of<Causal, Kind, 128>(args, stream); }
     return true;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // "Owned" is the tile that a block keeps, "streamed" are the tiles that pass by it. In one kernel the keys are owned
 // and the queries streamed, in the other the queries are owned.
-#ifndef LLMC_ATTENTION_FLASH_PAIRS_CUH
-#define LLMC_ATTENTION_FLASH_PAIRS_CUH
+#pragma once
 
 #include "reach.cuh"
 #include "skip.cuh"
@@ -239,7 +238,7 @@ template <FlashBias Kind, int HS> struct FlashOwner {
         const int t = tile * FLASH_TILE;
         const bf16* from = Input == FLASH_DOUT ? block.dout(args, t) : block.qkv(args, t, Input);
         const int stride = Input == FLASH_DOUT ? args.NH * block.columns : args.OC;
-        flash_load_tile<HS>(to, from, stride, block.columns, args.T - t);
+        flash_load_tile<HS>(to, from, stride, block.columns, block.keys - t);
     }
     template <FlashInput First, FlashInput Second> __device__ void load_owned() const {
         load<First>(own_tile(0), tile());
@@ -339,5 +338,3 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
         tile[FROM_LAST].from = FlashS::of(origin + (double)S[last]);
     }
 }
-
-#endif

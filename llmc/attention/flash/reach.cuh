@@ -1,7 +1,6 @@
 // attention/flash/reach.cuh -- which tiles of keys a block's queries meet, and in which order: all of them or those of
 // their spans, or, under an AttentionMask, those of the window and of the sinks.
-#ifndef LLMC_ATTENTION_FLASH_REACH_CUH
-#define LLMC_ATTENTION_FLASH_REACH_CUH
+#pragma once
 
 #include "tiles.cuh"
 
@@ -85,5 +84,3 @@ template <bool Causal> struct FlashMaskedWalk {
         return it < left + sinks ? reach.sinks_end - 1 - (it - left) : own + 1 + (it - left - sinks);
     }
 };
-
-#endif

@@ -9,8 +9,7 @@
 // loop. A tile whose bound is more than tau below that is skipped. tau = 128: ex2 would return +0 for each of its keys,
 // so no bit differs; tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it. docs/attention.md, "Skipping
 // tiles with a bound".
-#ifndef LLMC_ATTENTION_FLASH_SKIP_CUH
-#define LLMC_ATTENTION_FLASH_SKIP_CUH
+#pragma once
 
 #include "tiles.cuh"
 
@@ -137,16 +136,3 @@ void flash_skip(FlashSpan* span, float* key_norm, const FlashArgs& args, float t
     launch(flash_key_norm_scan_kernel, Grid((size_t)BNH * (Causal ? 1 : 2), 32, 0, stream), key_norm, tiles, BNH);
     launch(flash_skip_kernel<Causal, Kind>, grid, span, key_norm, args, tau);
 }
-
-// The share of the tiles (causal: of the causal ones) that is computed; span in host memory
-inline double flash_live_share(const FlashSpan* span, int BNH, int T, bool causal) {
-    const int tiles = ceil_div(T, FLASH_TILE);
-    double live = 0.0, all = 0.0;
-    for (int x = 0; x < BNH * tiles; x++) {
-        all += causal ? x % tiles + 1 : tiles;
-        live += span[x].last - span[x].first + 1;
-    }
-    return all > 0.0 ? live / all : 1.0;
-}
-
-#endif

@@ -5,8 +5,7 @@
 // block's 64 rows. Of these a lane has group + 8 own, own = 0 or 1, and of every 8 columns the two 2 pair + e, e = 0 or
 // 1. An array [N][4] holds row group + 8 own, column 8 n + 2 pair + e at [n][own * 2 + e]; an array [FLASH_OWN] has one
 // value per row. docs/attention.md, "Tiles and fragments".
-#ifndef LLMC_ATTENTION_FLASH_TILES_CUH
-#define LLMC_ATTENTION_FLASH_TILES_CUH
+#pragma once
 
 #include "../../cable.cuh"
 #include "args.cuh"
@@ -336,5 +335,3 @@ __device__ inline void flash_put_bias(float* to, const FlashTileBias& bias, cons
     tile->shift[0] = tile->sign * (float)shift;
     tile->shift[1] = tile->sign * (float)(shift - (double)(float)shift);
 }
-
-#endif

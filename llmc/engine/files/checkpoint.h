@@ -10,8 +10,7 @@
 //
 // A checkpoint is written under a temporary name, every file is fsynced, and one rename publishes it. So a killed run
 // leaves the old checkpoint or the new one, and left-overs whose names begin with a dot, which the next run removes.
-#ifndef LLMC_ENGINE_FILES_CHECKPOINT_H
-#define LLMC_ENGINE_FILES_CHECKPOINT_H
+#pragma once
 
 #include <memory>
 
@@ -226,12 +225,8 @@ struct CheckpointReader {
     // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read_parameters(float* data, Slice part) const {
         for (const FileTensor& f : *c.files) {
-            FileView view = file_view(*c.table, f);
-            if (view.offset < part.begin || view.offset >= part.end) { continue; }
-            view.offset -= part.begin;
-            const SafetensorsEntry& e = model.entry(f.name);
-            load_view(data, view, f.transposed, [&](float* out, size_t first, size_t count) {
-                model.read_elements(e, out, first, count);
+            load_view(data, part, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
+                model.read_elements(model.entry(f.name), out, first, count);
             });
         }
     }
@@ -239,5 +234,3 @@ struct CheckpointReader {
         for (const MomentRun& run : moments) { stored->read(run); }
     }
 };
-
-#endif

@@ -3,8 +3,7 @@
 //
 // A source becomes a list of named tensors, each with a reader. Names are compared without the prefixes "transformer."
 // and "bert.". Everything is validated before the first parameter changes.
-#ifndef LLMC_ENGINE_FILES_IMPORT_H
-#define LLMC_ENGINE_FILES_IMPORT_H
+#pragma once
 
 #include <map>
 #include <memory>
@@ -345,10 +344,7 @@ struct WeightReader {
     // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read(float* data, Slice part) const {
         for (const auto& [f, tensor] : found) {
-            FileView view = file_view(table, *f);
-            if (view.offset < part.begin || view.offset >= part.end) { continue; }
-            view.offset -= part.begin;
-            load_view(data, view, f->transposed && !tensor.internal_layout, tensor.read);
+            load_view(data, part, file_view(table, *f), f->transposed && !tensor.internal_layout, tensor.read);
         }
     }
 };
@@ -370,5 +366,3 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
     return j;
 }
-
-#endif

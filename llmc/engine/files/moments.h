@@ -1,7 +1,6 @@
 // files/moments.h -- Adam's moments in a checkpoint: optimizer_RANK.state, a safetensors file for each rank that holds
 // a part of them. Any number of ranks can read the files of any other number.
-#ifndef LLMC_ENGINE_FILES_MOMENTS_H
-#define LLMC_ENGINE_FILES_MOMENTS_H
+#pragma once
 
 #include <map>
 #include <memory>
@@ -179,5 +178,3 @@ private:
         check(at == size, "%s: %s: expected %zu elements in all files, got %zu", path, name.c_str(), size, at);
     }
 };
-
-#endif

@@ -7,8 +7,7 @@
 //   OUT/.old_step_*       being replaced    } (or puts back)
 //
 //   manifest.json         {"format", "version", "step", "files": {NAME: {"bytes", "checksum"}, ...}, "checksum"}
-#ifndef LLMC_ENGINE_FILES_OUTDIR_H
-#define LLMC_ENGINE_FILES_OUTDIR_H
+#pragma once
 
 #include <sys/file.h>
 #include <sys/statvfs.h>
@@ -153,9 +152,7 @@ inline void verify_weights_file(const std::string& path) {
     if (!path_exists(path) || !path_exists(manifest)) { return; }
     int step = 0;
     for (const auto& file : read_manifest(manifest, step)) {
-        if (file.first != name) { continue; }
-        verify_checkpoint(dir, true);
-        return;
+        if (file.first == name) { verify_checkpoint(dir, true); }
     }
 }
 
@@ -245,5 +242,3 @@ inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t
           format_bytes(wanted).c_str(), format_bytes((double)available).c_str(), hint);
     return available;
 }
-
-#endif

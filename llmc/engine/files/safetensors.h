@@ -10,8 +10,7 @@
 // before memory for a tensor is allocated. The writer streams blocks of rows through a bounded buffer, so that a
 // transposed view needs no second copy of the model, and sums what it writes, so that the manifest needs no second
 // pass.
-#ifndef LLMC_ENGINE_FILES_SAFETENSORS_H
-#define LLMC_ENGINE_FILES_SAFETENSORS_H
+#pragma once
 
 #include <functional>
 
@@ -117,12 +116,6 @@ struct SafetensorsEntry {
     uint64_t bytes = 0;
 };
 
-inline bool starts_with(const std::string& s, const char* start) { return s.compare(0, strlen(start), start) == 0; }
-inline bool ends_with(const std::string& s, const char* end) {
-    const size_t n = strlen(end);
-    return s.size() >= n && s.compare(s.size() - n, n, end) == 0;
-}
-
 // Bytes per element; 0: unknown. This includes types of buffers that are skipped (attention masks), because checking
 // the layout needs their sizes.
 inline size_t safetensors_dtype_size(const std::string& dtype) {
@@ -131,14 +124,6 @@ inline size_t safetensors_dtype_size(const std::string& dtype) {
         {"U16", 2}, {"I8", 1}, {"U8", 1}, {"BOOL", 1}, {"F8_E4M3", 1}, {"F8_E5M2", 1}};
     for (const auto& d : dtypes) { if (dtype == d.name) { return d.size; } }
     return 0;
-}
-
-// bf16 is the upper half of a float32
-inline float bf16_to_float(uint16_t h) {
-    const uint32_t bits = (uint32_t)h << 16;
-    float f;
-    memcpy(&f, &bits, 4);
-    return f;
 }
 
 // 1 sign bit, 5 bits of exponent (bias 15), 10 of mantissa
@@ -159,7 +144,8 @@ inline void read_as_float(const File& file, const std::string& dtype, uint64_t o
         const size_t piece = std::min(half.size(), n - at);
         file.read(half.data(), piece * 2, offset + at * 2);
         for (size_t i = 0; i < piece; i++) {
-            out[at + i] = dtype == "BF16" ? bf16_to_float(half[i]) : f16_to_float(half[i]);
+            const uint32_t upper = (uint32_t)half[i] << 16;         // bf16 is the upper half of a float32
+            if (dtype == "BF16") { memcpy(&out[at + i], &upper, 4); } else { out[at + i] = f16_to_float(half[i]); }
         }
     }
 }
@@ -351,5 +337,3 @@ inline FileSum write_safetensors(const std::string& path, const std::vector<Safe
     }
     return file.finish();
 }
-
-#endif

@@ -1,6 +1,5 @@
 // files/weights.h -- views, which map the tensors of a file to the model's, and config.json, the model's shape.
-#ifndef LLMC_ENGINE_FILES_WEIGHTS_H
-#define LLMC_ENGINE_FILES_WEIGHTS_H
+#pragma once
 
 #include "../../base/common.h"
 #include "../json.h"
@@ -51,9 +50,11 @@ constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass throug
 // out (count): elements first .. first + count - 1 of a tensor, in the order of the file
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
-// Fills the view from a tensor of a file, through read(). transposed: the file has the matrix as (cols,rows), so the
-// whole matrix must be in host memory at once.
-inline void load_view(float* data, const FileView& view, bool transposed, const ReadElements& read) {
+// Fills the view from a tensor of a file, through read(), if data (part) holds it. transposed: the file has the matrix
+// as (cols,rows), so the whole matrix must be in host memory at once.
+inline void load_view(float* data, Slice part, FileView view, bool transposed, const ReadElements& read) {
+    if (view.offset < part.begin || view.offset >= part.end) { return; }
+    view.offset -= part.begin;
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
     std::vector<float> host(block);                         // in the file's order
     std::vector<float> turned(transposed ? block : 0);      // in the device's order
@@ -248,5 +249,3 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
               what.c_str(), key.c_str(), w.c_str(), json_excerpt(item.value()).c_str());
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
 // initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
 // Sums have a fixed shape, so that the number of ranks does not change a bit (exchange.cuh). An Error on one rank ends
 // all of them (comm_report). If a rank dies, the launcher ends the remaining ranks, or they notice it themselves.
-#ifndef LLMC_ENGINE_RANKS_COMM_H
-#define LLMC_ENGINE_RANKS_COMM_H
+#pragma once
 
 #include <csignal>
 
@@ -140,20 +139,16 @@ inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
     }
     return regular ? g : 0;
 }
-// Sets comm().node: exchange.cuh then sums on each machine first.
-inline void comm_find_nodes() {
-    Comm& c = comm();
-    const OnMachine mine = {c.local_size, c.local_rank};
-    std::vector<OnMachine> all((size_t)c.size);
-    comm_all_gather(all.data(), &mine, 1, "start");
-    c.node = ranks_of_each_machine(all);
-}
-
 // Called after the device is chosen. Gradients go from GPU to GPU by NCCL, without which several ranks are refused.
+// Sets comm().node, too: exchange.cuh then sums on each machine first.
 inline void comm_connect_devices() {
-    comm_find_nodes();
-    if (!ON_GPU || comm().size == 1) { return; }
-    std::vector<uint64_t> all((size_t)comm().size);
+    Comm& c = comm();
+    const OnMachine here = {c.local_size, c.local_rank};
+    std::vector<OnMachine> machines((size_t)c.size);
+    comm_all_gather(machines.data(), &here, 1, "start");
+    c.node = ranks_of_each_machine(machines);
+    if (!ON_GPU || c.size == 1) { return; }
+    std::vector<uint64_t> all((size_t)c.size);
     const uint64_t mine = nccl_place(this_machine());
     comm_all_gather(all.data(), &mine, 1, "start");
     const std::string why = nccl_refusal(HAS_NCCL, all);
@@ -197,5 +192,3 @@ inline int comm_finish(int code) {
     c = Comm();
     return code;
 }
-
-#endif

@@ -16,8 +16,7 @@
 //
 // With several machines of g = 2^k ranks each, the ranks of a machine do this first. Then the ranks that own the same
 // slice on all machines do it with their slices, which are g times smaller. It is the same tree, cut at its level k.
-#ifndef LLMC_RANKS_EXCHANGE_H
-#define LLMC_RANKS_EXCHANGE_H
+#pragma once
 
 #include "../../base/tensor.h"
 #include "comm.h"
@@ -175,5 +174,3 @@ template <class Exchange> void exchange_now(const char* what, Stream stream, Exc
     own.release();
     end.release();
 }
-
-#endif

@@ -1,6 +1,5 @@
 // ranks/fork.h -- --ranks N: the program forks the ranks on this machine, and the parent process watches them.
-#ifndef LLMC_ENGINE_RANKS_FORK_H
-#define LLMC_ENGINE_RANKS_FORK_H
+#pragma once
 
 #include <csignal>
 
@@ -126,5 +125,3 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     code = watch_ranks(ranks, awaited);
     return true;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // The micro-batches of a rank are neighbours. Backward adds p.leaf of them up in one buffer, a leaf; a binary tree sums
 // the rank's leaves and continues over the ranks, once a step.
-#ifndef LLMC_ENGINE_RANKS_GRADIENTS_CUH
-#define LLMC_ENGINE_RANKS_GRADIENTS_CUH
+#pragma once
 
 #include "parameters.cuh"
 
@@ -144,5 +143,3 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     bad = (size_t)-comm_max(-(int)bad, "the tensor that is not finite");
     return bad < p.table.specs.size() ? p.table.specs[bad].name : "";
 }
-
-#endif

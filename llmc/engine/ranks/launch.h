@@ -2,8 +2,7 @@
 //
 // A launcher that is recognized but cannot work is refused, with the line to type. Otherwise each of its processes
 // would train on all of the data, and all would write to the same --out.
-#ifndef LLMC_ENGINE_RANKS_LAUNCH_H
-#define LLMC_ENGINE_RANKS_LAUNCH_H
+#pragma once
 
 #include "../../base/parse.h"
 
@@ -162,5 +161,3 @@ inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places)
     }
     return "";
 }
-
-#endif

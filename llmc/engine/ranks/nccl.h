@@ -2,8 +2,7 @@
 //
 // The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at
 // once, and what they started is polled together with NCCL's own errors.
-#ifndef LLMC_ENGINE_RANKS_NCCL_H
-#define LLMC_ENGINE_RANKS_NCCL_H
+#pragma once
 
 #include "../../base/device.h"
 
@@ -35,8 +34,8 @@ inline void nccl_check(ncclResult_t result, const char* what) {
         ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
 // Waits until NCCL has accepted the last call; only then the next one is allowed.
-inline void nccl_settle(const char* what, int peer) {
-    Deadline deadline(what, peer);
+inline void nccl_settle(const char* what) {
+    Deadline deadline(what, -1);
     for (;;) {
         ncclResult_t state;
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // whether the query worked
@@ -83,7 +82,7 @@ inline void nccl_start(const std::string& text) {
     config.blocking = 0;
     config.maxCTAs = NCCL_BLOCKS;
     nccl_check(ncclCommInitRankConfig(&nccl_comm(), comm().size, id, comm().rank, &config), "NCCL's start");
-    nccl_settle("NCCL's start", -1);
+    nccl_settle("NCCL's start");
 }
 // after an error: does not wait for the other ranks
 inline void nccl_abort() {
@@ -94,7 +93,7 @@ inline void nccl_abort() {
 inline void nccl_stop() {
     if (nccl_comm() == nullptr) { return; }
     nccl_check(ncclCommFinalize(nccl_comm()), "NCCL's end");
-    nccl_settle("NCCL's end", -1);
+    nccl_settle("NCCL's end");
     nccl_check(ncclCommDestroy(nccl_comm()), "NCCL's end");
     nccl_comm() = nullptr;
 }
@@ -109,8 +108,6 @@ inline void nccl_exchange(const Messages& sends, const Messages& receives, const
         if (m.bytes > 0) { nccl_check(ncclSend(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
     }
     nccl_check(ncclGroupEnd(), what);
-    nccl_settle(what, -1);
+    nccl_settle(what);
 }
-#endif
-
 #endif

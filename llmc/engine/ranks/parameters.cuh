@@ -12,8 +12,7 @@
 //
 // ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
 // its slices only. With --zero 0 every rank holds and updates everything, and the ranks gather the gradient instead.
-#ifndef LLMC_ENGINE_RANKS_PARAMETERS_CUH
-#define LLMC_ENGINE_RANKS_PARAMETERS_CUH
+#pragma once
 
 #include "../../adamw.cuh"
 #include "../trace.h"
@@ -281,5 +280,3 @@ inline float* gather_master(Parameters& p) {
     }
     return whole_master(p, 0);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // ranks/patience.h -- work on some ranks, for which the other ranks wait without a deadline.
-#ifndef LLMC_ENGINE_RANKS_PATIENCE_H
-#define LLMC_ENGINE_RANKS_PATIENCE_H
+#pragma once
 
 #include <future>
 #include <thread>
@@ -58,5 +57,3 @@ inline std::string first_text(const std::string& mine, const char* what) {
     for (const Line& l : all) { if (l.text[0] != 0) { return comm().size == 1 ? mine : l.text; } }
     return "";
 }
-
-#endif

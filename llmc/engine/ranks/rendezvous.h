@@ -4,8 +4,7 @@
 // The listener sends a random number, and the rank that connects answers with a hash of that number and the run's
 // secret, which a stranger can neither compute nor replay. It also sends the name of its run, the number of ranks, and
 // its own. Rank 0 proves in the same way that it knows the secret. Later traffic is not encrypted.
-#ifndef LLMC_ENGINE_RANKS_RENDEZVOUS_H
-#define LLMC_ENGINE_RANKS_RENDEZVOUS_H
+#pragma once
 
 #include <memory>
 
@@ -216,12 +215,11 @@ inline std::vector<RankPlace> ask_for_places(const Launch& l, const Hello& mine,
 inline Greeting greet(int& fd, int rank, const std::string& host, int port) {
     Greeting g;
     fd = connect_to(rank, host, port);
-    const char expected[sizeof(g.magic)] = "cable.c ranks 2";
     const double patience = 10;
     bool is = true;
     try {
         read_whole(fd, &g, sizeof(g), rank, std::min(0.0, patience - comm().timeout));
-        is = memcmp(g.magic, expected, sizeof(expected)) == 0;
+        is = memcmp(g.magic, Greeting().magic, sizeof(g.magic)) == 0;
     } catch (const Error&) { is = false; }
     check(is, "start: rank %d: expected rank %d at %s:%d, got no greeting: another program, or another version of "
           "this one, may have the port", comm().rank, rank, host.c_str(), port);
@@ -284,5 +282,3 @@ inline Wire* start_tcp(const Launch& l) {
     close(listener);
     return wire.release();
 }
-
-#endif

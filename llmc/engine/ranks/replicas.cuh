@@ -1,6 +1,5 @@
 // ranks/replicas.cuh -- a hash of the parameters, computed on the device. Ranks compare it to check their replicas.
-#ifndef LLMC_ENGINE_RANKS_REPLICAS_CUH
-#define LLMC_ENGINE_RANKS_REPLICAS_CUH
+#pragma once
 
 #include <numeric>
 
@@ -50,5 +49,3 @@ inline std::vector<uint64_t> replica_hashes(const std::vector<HashedFloats>& all
 inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
     return replica_hashes({{data, n}}, stream)[0];
 }
-
-#endif

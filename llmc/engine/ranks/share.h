@@ -1,6 +1,5 @@
 // ranks/share.h -- work in pieces, shared among the ranks: what one process computes, in the order of its pieces.
-#ifndef LLMC_ENGINE_RANKS_SHARE_H
-#define LLMC_ENGINE_RANKS_SHARE_H
+#pragma once
 
 #include "exchange.cuh"
 
@@ -30,5 +29,3 @@ inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
     const RankGroup all = {0, 1, (int)ranks};
     exchange_now(what, stream, [&] { group_gather((char*)rows, sizeof(float), of_rank, all, what, stream); });
 }
-
-#endif

@@ -1,6 +1,5 @@
 // ranks/sockets.h -- the connections over which ranks find each other: listening, connecting, whole messages.
-#ifndef LLMC_ENGINE_RANKS_SOCKETS_H
-#define LLMC_ENGINE_RANKS_SOCKETS_H
+#pragma once
 
 #include <netdb.h>
 #include <netinet/in.h>
@@ -139,5 +138,3 @@ inline void write_whole(int fd, const void* data, size_t bytes, int to) {
         deadline.nap();
     }
 }
-
-#endif

@@ -4,8 +4,7 @@
 // save: a bit that flips while they are stored is always found. The gradient of every Kth step is computed twice and
 // must have the same bits both times, as every sum has a fixed order. An error that both have in common is not found,
 // nor is one in the update itself.
-#ifndef LLMC_ENGINE_RANKS_VERIFY_H
-#define LLMC_ENGINE_RANKS_VERIFY_H
+#pragma once
 
 #include "gradients.cuh"
 #include "replicas.cuh"
@@ -119,5 +118,3 @@ private:
             what.c_str(), piece.array, p.table.specs[piece.of.tensor].name.c_str(), layer.c_str());
     }
 };
-
-#endif

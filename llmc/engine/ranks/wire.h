@@ -2,8 +2,7 @@
 //
 // A rank that waits for another one gives up after comm().timeout seconds, with an Error that names both ranks and what
 // they were doing.
-#ifndef LLMC_ENGINE_RANKS_WIRE_H
-#define LLMC_ENGINE_RANKS_WIRE_H
+#pragma once
 
 #include <sched.h>
 
@@ -53,7 +52,7 @@ struct Comm {
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
     bool spins = false;                     // a short wait keeps the core, which no other rank uses
     double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
-    int node = 0;                           // see comm_find_nodes()
+    int node = 0;                           // see comm_connect_devices()
     size_t chunk = 4 << 20;                 // the most bytes in one message to a rank; MPI counts in an int
     Wire* wire = nullptr;                   // null if this is the only rank
     char* inbox = nullptr;                  // (chunk, and 4 bytes per rank) on the device: what other ranks have sent
@@ -129,5 +128,3 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
         deadline.nap(true);
     }
 }
-
-#endif

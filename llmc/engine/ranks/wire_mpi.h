@@ -1,6 +1,5 @@
 // ranks/wire_mpi.h -- the wire between ranks that mpirun or srun has prepared for MPI. Only comm.h includes it.
-#ifndef LLMC_ENGINE_RANKS_WIRE_MPI_H
-#define LLMC_ENGINE_RANKS_WIRE_MPI_H
+#pragma once
 
 #include <climits>
 #include <csignal>
@@ -130,5 +129,3 @@ inline Wire* start_mpi() {
     signal(SIGALRM, before);
     return new MpiWire();
 }
-
-#endif

@@ -2,8 +2,7 @@
 //
 // They send frames: a head, followed by its number of bytes if the kind is Data. A rank that waits for anything reads
 // what arrives from any rank and sends what it can, so that no two ranks ever wait for each other to read.
-#ifndef LLMC_ENGINE_RANKS_WIRE_TCP_H
-#define LLMC_ENGINE_RANKS_WIRE_TCP_H
+#pragma once
 
 #include <deque>
 
@@ -273,5 +272,3 @@ struct TcpWire : Wire {
         }
     }
 };
-
-#endif

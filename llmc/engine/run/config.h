@@ -1,6 +1,5 @@
 // run/config.h -- a model's shape and encoding, from the flags and from the checkpoint or weights that they name.
-#ifndef LLMC_ENGINE_RUN_CONFIG_H
-#define LLMC_ENGINE_RUN_CONFIG_H
+#pragma once
 
 #include "../files/checkpoint.h"
 #include "../files/import.h"
@@ -210,23 +209,17 @@ template <class Config>
 void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes, Config& c) {
     const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
     std::string names;
-    bool found = false;
+    Ints shape;
+    if (!parse_value(text, any(), shape)) { shape.clear(); }
     for (const ModelSize& s : sizes) {
         names += s.name + std::string(", ");
-        if (name != s.name) { continue; }
-        c.L = s.L;
-        c.NH = s.NH;
-        c.C = s.C;
-        found = true;
+        if (name == s.name) { shape = {s.L, s.NH, s.C}; }
     }
-    Ints shape;
-    if (!found && parse_value(text, any(), shape) && shape.size() == 3) {
-        c.L = shape[0];
-        c.NH = shape[1];
-        c.C = shape[2];
-        found = true;
-    }
-    check(found, "--model: expected %sor L,NH,C as in 12,12,768, got '%s'", names.c_str(), printable(text).c_str());
+    check(shape.size() == 3, "--model: expected %sor L,NH,C as in 12,12,768, got '%s'", names.c_str(),
+          printable(text).c_str());
+    c.L = shape[0];
+    c.NH = shape[1];
+    c.C = shape[2];
     check(c.L >= 1 && c.L <= 1024, "--model: expected 1 to 1024 layers, got '%s'", text.c_str());
     check(c.C >= 1 && c.C <= 65536, "--model: expected 1 to 65536 channels, got '%s'", text.c_str());
     check(c.NH >= 1 && c.C % c.NH == 0, "--model: expected a number of heads that divides the %d channels, got '%s'",
@@ -357,5 +350,3 @@ template <class Config> Json bert_json(const Config& c) {
     set_rope_json(j, c.position, c.T);
     return j;
 }
-
-#endif

@@ -5,8 +5,7 @@
 //
 // A file is identified by its last name, its size and the checksum of 64 of its blocks, in any directory.
 // data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
-#ifndef LLMC_ENGINE_RUN_DATA_RECORD_H
-#define LLMC_ENGINE_RUN_DATA_RECORD_H
+#pragma once
 
 #include "../json.h"
 #include "flag_parser.h"
@@ -111,5 +110,3 @@ private:
               "%zu; join them into larger ones", flag.c_str(), most, count);
     }
 };
-
-#endif

@@ -3,21 +3,16 @@
 //
 // Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
-#ifndef LLMC_ENGINE_RUN_FLAG_PARSER_H
-#define LLMC_ENGINE_RUN_FLAG_PARSER_H
+#pragma once
 
 #include "../../base/common.h"
 #include "../json.h"
 #include "flags.h"
 
 // llm.c's flags that have no counterpart, and why
+constexpr const char* STARTED = "--gpus N or a launcher starts the processes";
 const char* const refused_flags[][2] = {
-    {"-pn", "--gpus N or a launcher starts the processes"},
-    {"-pr", "--gpus N or a launcher starts the processes"},
-    {"-pg", "--gpus N or a launcher starts the processes"},
-    {"-pi", "--gpus N or a launcher starts the processes"},
-    {"-ps", "--gpus N or a launcher starts the processes"},
-    {"-pf", "--gpus N or a launcher starts the processes"},
+    {"-pn", STARTED}, {"-pr", STARTED}, {"-pg", STARTED}, {"-pi", STARTED}, {"-ps", STARTED}, {"-pf", STARTED},
     {"-nm", "copy the checkpoints to keep; --keep N keeps the last ones"},
 };
 
@@ -321,5 +316,3 @@ inline void check_resumed_options(const Options& now, const Json& saved, const s
               row.name);
     }
 }
-
-#endif

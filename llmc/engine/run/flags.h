@@ -1,6 +1,5 @@
 // run/flags.h -- the only list of the trainers' flags. A new flag is one row; flag_parser.h derives the rest from it.
-#ifndef LLMC_ENGINE_RUN_FLAGS_H
-#define LLMC_ENGINE_RUN_FLAGS_H
+#pragma once
 
 #include "../../base/parse.h"
 
@@ -142,5 +141,3 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
-
-#endif

@@ -6,8 +6,7 @@
 // skipped update does not change the parameters, so spike after spike on fresh data means that the level has moved and
 // the window is out of date: after LEVEL_SHIFT_STEPS of them in a row it starts again, empty. Every rank must pass the
 // same two numbers, reduced over all ranks, so that all decide the same.
-#ifndef LLMC_ENGINE_RUN_GUARD_H
-#define LLMC_ENGINE_RUN_GUARD_H
+#pragma once
 
 #include <cmath>
 #include <limits>
@@ -140,5 +139,3 @@ struct Guard {
         spikes_in_a_row = (int)json_int(j, "spikes_in_a_row", 0, LEVEL_SHIFT_STEPS, what);
     }
 };
-
-#endif

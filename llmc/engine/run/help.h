@@ -1,6 +1,5 @@
 // run/help.h -- the sizes that --model knows by name, and what --help says above the flags.
-#ifndef LLMC_ENGINE_RUN_HELP_H
-#define LLMC_ENGINE_RUN_HELP_H
+#pragma once
 
 #include "config.h"
 #include "program.h"
@@ -41,5 +40,3 @@ inline int print_help(const char* program, const std::string& description, Progr
     printf("%s\n%s\n", help_text(program, description, flags).c_str(), version_text().c_str());
     return 0;
 }
-
-#endif

@@ -7,8 +7,7 @@
 // The checkpoint of step s holds the state before update s. A run resumed from it repeats all of step s (validation
 // if due, then the update), so resuming cuts every line of step s and later: in the end the files have each line once,
 // as if the run had never stopped. A line is one write(); if a kill leaves only part of the last one, it is cut too.
-#ifndef LLMC_ENGINE_RUN_LOG_H
-#define LLMC_ENGINE_RUN_LOG_H
+#pragma once
 
 #include <cmath>
 #include <set>
@@ -250,5 +249,3 @@ struct Log {
         }
     }
 };
-
-#endif

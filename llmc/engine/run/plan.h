@@ -1,6 +1,5 @@
 // run/plan.h -- how a run divides its steps into batches, micro-batches and leaves, and the memory that they take.
-#ifndef LLMC_ENGINE_RUN_PLAN_H
-#define LLMC_ENGINE_RUN_PLAN_H
+#pragma once
 
 #include "run.h"
 
@@ -145,5 +144,3 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",
           INT32_MAX, (long long)o.steps);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // run/program.h -- the parts of a trainer's program that have nothing to do with training: checks of memory before it
 // is allocated, signals, and the exit codes of errors.
-#ifndef LLMC_ENGINE_RUN_PROGRAM_H
-#define LLMC_ENGINE_RUN_PROGRAM_H
+#pragma once
 
 #include <fcntl.h>
 #include <sys/mman.h>
@@ -193,5 +192,3 @@ template <class Main> int run_program(Main program, Program trainer, int argc, c
     wait_politely(argv);
     return run_on_ranks(program, trainer, argc, argv);
 }
-
-#endif

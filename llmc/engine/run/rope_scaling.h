@@ -13,8 +13,7 @@
 //                    "short_factor": [1, ...], "long_factor": [1.03, ...]}
 // FILE has such an object. It may leave out rope_type, factor (then T / the original length) and
 // original_max_position_embeddings (then the model's).
-#ifndef LLMC_ENGINE_RUN_ROPE_SCALING_H
-#define LLMC_ENGINE_RUN_ROPE_SCALING_H
+#pragma once
 
 #include "../json.h"
 #include "../../position/encoding.cuh"
@@ -83,14 +82,11 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
               factors, "%s: rope_scaling: expected rope_type, factor and original_max_position_embeddings, and for "
               "longrope short_factor and long_factor, got '%s'", what.c_str(), printable(key).c_str());
     }
-    bool found = false;
-    for (const RopeScalingName& n : rope_scaling_names) {
-        if (type != n.file) { continue; }
-        position.scaling = n.scaling;
-        found = true;
-    }
-    check(found, "%s: rope_scaling: expected rope_type linear, ntk, yarn_paper or longrope, got '%s'", what.c_str(),
-          printable(type).c_str());
+    const auto* end = std::end(rope_scaling_names);
+    const auto* found = std::find_if(std::begin(rope_scaling_names), end, [&](auto& n) { return type == n.file; });
+    check(found != end, "%s: rope_scaling: expected rope_type linear, ntk, yarn_paper or longrope, got '%s'",
+          what.c_str(), printable(type).c_str());
+    position.scaling = found->scaling;
     if (position.scaling == RopeScaling::None) { return; }
     check(position.has("rope"), "%s: rope_scaling: only rope can be stretched, and the encoding is %s", what.c_str(),
           position.name.c_str());
@@ -178,5 +174,3 @@ inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
     if (theta > 0) { config["rope_theta"] = theta; }
     if (!scaling.is_null()) { config["rope_scaling"] = scaling; }
 }
-
-#endif

@@ -1,6 +1,5 @@
 // run/run.h -- a run of a trainer, except its model: state, batches, weights and checkpoints, the end of a step.
-#ifndef LLMC_ENGINE_RUN_RUN_H
-#define LLMC_ENGINE_RUN_RUN_H
+#pragma once
 
 #include "../../base/gpu.h"
 #include "../../matmul.cuh"
@@ -346,7 +345,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     s.tok_per_s = tokens / seconds;
     if (r.gpu.sms > 0) {
         const double peak = peak_flops(r.gpu, sizeof(floatX) == 2);
-        s.mfu = model_flops_utilization(s.tok_per_s / comm().size, token_flops, peak);
+        s.mfu = s.tok_per_s / comm().size * token_flops / peak;         // NAN when the peak is unknown
     }
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
@@ -364,5 +363,3 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
             (long long)s.step + 1, s.skipped.c_str());
     }
 }
-
-#endif

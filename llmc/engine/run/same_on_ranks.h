@@ -2,8 +2,7 @@
 // which may lie on different disks. Otherwise each rank would silently train something else.
 //
 // Every function here is a collective. A difference is the same error on every rank, with both values in it.
-#ifndef LLMC_ENGINE_RUN_SAME_ON_RANKS_H
-#define LLMC_ENGINE_RUN_SAME_ON_RANKS_H
+#pragma once
 
 #include "../files/outdir.h"
 #include "../ranks/parameters.cuh"
@@ -118,5 +117,3 @@ inline void check_shared_directory(const std::string& out) {
           "expected a directory that all ranks share, as each saves its part of the moments there (with --zero 0 "
           "rank 0 does)", out.c_str(), blind);
 }
-
-#endif

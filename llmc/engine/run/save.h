@@ -1,6 +1,5 @@
 // run/save.h -- saves a checkpoint on all ranks, while training waits.
-#ifndef LLMC_ENGINE_RUN_SAVE_H
-#define LLMC_ENGINE_RUN_SAVE_H
+#pragma once
 
 #include "../files/checkpoint.h"
 #include "../ranks/patience.h"
@@ -47,5 +46,3 @@ inline std::string save_on_ranks(const std::string& out, int step, const Checkpo
     rank0_works([&] { save.undo(); }, "checkpoint");
     return strprintf("step %d is not saved: ", step) + first_text(first ? save.explain(failure) : "", "checkpoint");
 }
-
-#endif

@@ -5,8 +5,7 @@
 //     constant  f = 1                          cosine  f = (1 + cos(pi x)) / 2
 //     linear    f = 1 - x                      wsd     f = 1 - sqrt(x) over the last 20 % of the steps, 1 before
 // As in llm.c, except that a constant schedule with --warmup warms up, too: no flag is silently ignored.
-#ifndef LLMC_ENGINE_RUN_SCHEDULE_H
-#define LLMC_ENGINE_RUN_SCHEDULE_H
+#pragma once
 
 #include "../../base/libm.h"
 
@@ -26,5 +25,3 @@ inline double learning_rate(const std::string& schedule, double lr, int64_t warm
     const double min_lr = final_lr * lr;
     return min_lr + f * (lr - min_lr);
 }
-
-#endif

@@ -4,8 +4,7 @@
 //   vocab.json, merges.txt | vocab.txt | tokenizer.json    the vocabulary, as it was given, or of bytes
 //   tokenizer_config.json                                  the class that reads it, its special tokens
 //   generation_config.json                                 for a GPT-2: the token at which generate() stops
-#ifndef LLMC_ENGINE_RUN_VOCABULARY_H
-#define LLMC_ENGINE_RUN_VOCABULARY_H
+#pragma once
 
 #include "../files/import.h"
 #include "../ranks/comm.h"
@@ -156,5 +155,3 @@ inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const T
     }
     return files;
 }
-
-#endif

@@ -3,8 +3,7 @@
 //
 // Merges have ranks. In a word, the neighbours with the lowest rank are merged first, so that encoding repeats the
 // order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
-#ifndef LLMC_ENGINE_TEXT_BPE_H
-#define LLMC_ENGINE_TEXT_BPE_H
+#pragma once
 
 #include <functional>
 #include <unordered_map>
@@ -196,5 +195,3 @@ private:
         return both->second;
     }
 };
-
-#endif

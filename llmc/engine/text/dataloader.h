@@ -20,8 +20,7 @@
 // A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. A sample
 // of a shard in rows is a row, and only its answer is a target. Which window is sample number i is a pure function
 // of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
-#ifndef LLMC_ENGINE_TEXT_DATALOADER_H
-#define LLMC_ENGINE_TEXT_DATALOADER_H
+#pragma once
 
 #include <memory>
 
@@ -61,7 +60,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     s.file_bytes = file.size;
     const char* name = path.c_str();
     // 1 text: each byte is a token
-    if (path.size() >= 4 && path.compare(path.size() - 4, 4, ".txt") == 0) {
+    if (ends_with(path, ".txt")) {
         check(file.size > 0, "%s: the file is empty", name);
         s.tokens = file.size;
         s.width = 1;
@@ -143,6 +142,39 @@ inline std::vector<std::string> expand_pattern(const std::string& pattern) {
     return paths;
 }
 
+// out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: those of an id,
+// without the mark of an answer
+template <class Id> uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t bits = ~0u) {
+    uint32_t largest = 0;
+    for (uint64_t i = 0; i < n; i++) {
+        out[i] = (int)ids[i];
+        largest = std::max(largest, (uint32_t)ids[i] & bits);
+    }
+    return largest;
+}
+
+// out (n): tokens start .. start + n - 1 of a shard, read in chunks of 16 KiB, which stay in the L1 cache
+inline void read_ids(const File& file, const Shard& shard, uint64_t start, uint64_t n, int* out) {
+    union { uint8_t u8[16384]; uint16_t u16[8192]; uint32_t u32[4096]; } chunk;
+    const uint64_t step = sizeof chunk / (uint64_t)shard.width;
+    const uint32_t bits = shard.row > 0 ? ANSWER_BIT - 1 : ~0u;
+    for (uint64_t i = 0; i < n; i += step) {
+        const uint64_t count = std::min(step, n - i);
+        file.read(&chunk, count * (uint64_t)shard.width, shard.first_byte + (start + i) * (uint64_t)shard.width);
+        uint32_t largest = 0;
+        switch (shard.width) {
+            case 1: largest = widen(chunk.u8, count, out + i); break;
+            case 2: largest = widen(chunk.u16, count, out + i, bits); break;
+            default: largest = widen(chunk.u32, count, out + i);
+        }
+        if (largest < (uint32_t)shard.vocab) { continue; }
+        uint64_t bad = i;                           // find the first bad one, for the message
+        while (((uint32_t)out[bad] & bits) < (uint32_t)shard.vocab) { bad++; }
+        die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another tokenizer?)",
+            shard.path.c_str(), (size_t)(start + bad), shard.vocab - 1, (unsigned)out[bad] & bits);
+    }
+}
+
 // The shards of one split (training or validation). For one thread at a time: open files are cached.
 struct TokenFiles {
     std::string pattern, flag;              // flag: "--train_files", for messages
@@ -185,7 +217,7 @@ struct TokenFiles {
         size_t s = 0;                       // the shard that holds the window, w its number there
         for (; w >= shards[s].windows(T); s++) { w -= shards[s].windows(T); }
         std::vector<int> ids((size_t)T + 1);        // inputs are all but the last, targets all but the first
-        read_shard(s, w * (uint64_t)(row > 0 ? row : T), ids.size(), ids.data());
+        read_ids(open(s), shards[s], w * (uint64_t)(row > 0 ? row : T), ids.size(), ids.data());
         std::copy(ids.begin(), ids.end() - 1, inputs);
         std::copy(ids.begin() + 1, ids.end(), targets);
         for (int t = 0; t < T && row > 0; t++) {
@@ -202,7 +234,7 @@ struct TokenFiles {
         for (; n > 0 && start >= shards[s].tokens; s++) { start -= shards[s].tokens; }
         for (; n > 0; s++, start = 0) {
             const uint64_t count = std::min(n, shards[s].tokens - start);
-            read_shard(s, start, count, out);
+            read_ids(open(s), shards[s], start, count, out);
             out += count;
             n -= count;
         }
@@ -245,41 +277,6 @@ private:
         }
         return *slot.file;
     }
-
-    // out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: those of an
-    // id, without the mark of an answer
-    template <class Id> static uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t bits = ~0u) {
-        uint32_t largest = 0;
-        for (uint64_t i = 0; i < n; i++) {
-            out[i] = (int)ids[i];
-            largest = std::max(largest, (uint32_t)ids[i] & bits);
-        }
-        return largest;
-    }
-
-    // out (n): tokens start .. start + n - 1 of shard s, read in chunks of 16 KiB, which stay in the L1 cache
-    void read_shard(size_t s, uint64_t start, uint64_t n, int* out) const {
-        const Shard& shard = shards[s];
-        const File& file = open(s);
-        union { uint8_t u8[16384]; uint16_t u16[8192]; uint32_t u32[4096]; } chunk;
-        const uint64_t step = sizeof chunk / (uint64_t)shard.width;
-        const uint32_t bits = row > 0 ? ANSWER_BIT - 1 : ~0u;
-        for (uint64_t i = 0; i < n; i += step) {
-            const uint64_t count = std::min(step, n - i);
-            file.read(&chunk, count * (uint64_t)shard.width, shard.first_byte + (start + i) * (uint64_t)shard.width);
-            uint32_t largest = 0;
-            switch (shard.width) {
-                case 1: largest = widen(chunk.u8, count, out + i); break;
-                case 2: largest = widen(chunk.u16, count, out + i, bits); break;
-                default: largest = widen(chunk.u32, count, out + i);
-            }
-            if (largest < (uint32_t)vocab) { continue; }
-            uint64_t bad = i;                       // find the first bad one, for the message
-            while (((uint32_t)out[bad] & bits) < (uint32_t)vocab) { bad++; }
-            die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another "
-                "tokenizer?)", shard.path.c_str(), (size_t)(start + bad), vocab - 1, (unsigned)out[bad] & bits);
-        }
-    }
 };
 
 // Which of `windows` windows is sample number `index` of a run. Each epoch is a new permutation of all windows, so
@@ -299,5 +296,3 @@ inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int
         files.window(sample_window(first_index + (uint64_t)i, windows, seed, shuffle), T, inputs + row, targets + row);
     }
 }
-
-#endif

@@ -10,8 +10,7 @@
 // line, its documents separated by tabs. For a model with a WordPiece vocabulary it must be UTF-8, its lines may end in
 // CR LF, and its ids stay in memory. For a model of bytes, each byte is an id. NAME.ids beside NAME.bin or NAME.txt
 // holds the names of a collection's documents, one per line.
-#ifndef LLMC_ENGINE_TEXT_DOCUMENTS_H
-#define LLMC_ENGINE_TEXT_DOCUMENTS_H
+#pragma once
 
 #include <unordered_set>
 
@@ -76,7 +75,7 @@ struct Documents {
         const int n = (int)std::min(length(i), (uint64_t)max_tokens);       // [CLS] and [SEP] always stay
         const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
         if (f.words.empty()) {
-            read_ids(f, begin, (uint64_t)n - 2, out + 1);           // n - 2 ids between [CLS] and [SEP]
+            read_ids(f.file, f.shard, begin, (uint64_t)n - 2, out + 1);  // n - 2 ids between [CLS] and [SEP]
         } else {
             std::copy_n(f.words.begin() + (ptrdiff_t)begin, n - 2, out + 1);
         }
@@ -139,7 +138,7 @@ private:
         std::vector<int> ids((size_t)std::min(step, f.shard.tokens));
         for (uint64_t at = 0; at < f.shard.tokens; at += step) {
             const uint64_t n = std::min(step, f.shard.tokens - at);
-            read_ids(f, at, n, ids.data());
+            read_ids(f.file, f.shard, at, n, ids.data());
             for (uint64_t k = 0; k < n; k++) { visit(at + k, ids[(size_t)k]); }
             const double now = wall_seconds();
             if (now - last < 5.0) { continue; }
@@ -263,33 +262,6 @@ private:
         });
     }
 
-    // little-endian, as all numbers in the file are
-    static uint32_t id_at(const unsigned char* c, size_t width) {
-        if (width == 1) { return c[0]; }
-        if (width == 2) { return (uint32_t)(c[0] | c[1] << 8); }
-        return c[0] | (uint32_t)c[1] << 8 | (uint32_t)c[2] << 16 | (uint32_t)c[3] << 24;
-    }
-
-    // out (n): ids begin .. begin + n - 1 of a file
-    static void read_ids(const DocumentFile& f, uint64_t begin, uint64_t n, int* out) {
-        const size_t width = (size_t)f.shard.width;
-        unsigned char chunk[16384];
-        const uint64_t step = sizeof chunk / width;
-        for (uint64_t i = 0; i < n; i += step) {
-            const uint64_t count = std::min(step, n - i);
-            f.file.read(chunk, count * width, f.shard.first_byte + (begin + i) * width);
-            uint32_t largest = 0;                   // one comparison per chunk checks all its ids
-            for (uint64_t k = 0; k < count; k++) {
-                const uint32_t id = id_at(chunk + k * width, width);
-                largest = std::max(largest, id);
-                out[i + k] = (int)id;
-            }
-            check(largest < (uint32_t)f.shard.vocab, "%s: tokens %zu to %zu: expected ids from 0 to %d, got %u "
-                  "(corrupt, or of another tokenizer?)", f.shard.path.c_str(), (size_t)(begin + i),
-                  (size_t)(begin + i + count - 1), f.shard.vocab - 1, largest);
-        }
-    }
-
     // f.names: the lines of NAME.ids, one for each document
     static void read_names(DocumentFile& f) {
         const std::string path = ids_path(f.shard.path);
@@ -395,5 +367,3 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
         batch.lengths[r] = documents.read(which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T);
     }
 }
-
-#endif

@@ -5,8 +5,7 @@
 //
 // The choice is a pure function of (seed, sample, position) and the token, so that the number of ranks, the batch size
 // and restarts do not change it.
-#ifndef LLMC_ENGINE_TEXT_MLM_H
-#define LLMC_ENGINE_TEXT_MLM_H
+#pragma once
 
 #include "../../base/rand.h"
 #include "tokenizer.h"
@@ -122,5 +121,3 @@ inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& s
     ids.push_back(special.sep);
     return ids;
 }
-
-#endif

@@ -4,8 +4,7 @@
 // vocab.bpe), BERT's vocab.txt, transformers' tokenizer.json or llm.c's gpt2_tokenizer.bin, or just the 256 bytes.
 // Byte-level BPE may cut a character in two, so a token is bytes, not text; Utf8Stream turns a stream of tokens into
 // text. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
-#ifndef LLMC_ENGINE_TEXT_TOKENIZER_H
-#define LLMC_ENGINE_TEXT_TOKENIZER_H
+#pragma once
 
 #include "bpe.h"
 #include "../json.h"
@@ -152,10 +151,6 @@ private:
             ids.push_back(found->second);
             begin = end;
         }
-    }
-
-    static bool ends_with(const std::string& s, const std::string& end) {
-        return s.size() >= end.size() && s.compare(s.size() - end.size(), end.size(), end) == 0;
     }
 
     // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
@@ -370,5 +365,3 @@ private:
         files.push_back({"merges.txt", bpe.text(tokens)});
     }
 };
-
-#endif

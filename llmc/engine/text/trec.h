@@ -7,10 +7,11 @@
 //
 // A document is relevant if its grade is above 0. Ranks are trec_eval's: by score, and for equal scores the name that
 // is greater in byte order comes first.
-#ifndef LLMC_ENGINE_TEXT_TREC_H
-#define LLMC_ENGINE_TEXT_TREC_H
+#pragma once
 
 #include <cmath>
+#include <iterator>
+#include <sstream>
 #include <unordered_map>
 
 #include "../../base/common.h"
@@ -23,17 +24,6 @@ struct Qrels {
     size_t judgements = 0;                                      // of all queries
 };
 
-// The fields of text[begin .. end), separated by white space; at most 5, because more than 4 is an error anyway.
-inline std::vector<std::string> split_fields(const std::string& text, size_t begin, size_t end) {
-    std::vector<std::string> fields;
-    for (size_t at = text.find_first_not_of(" \t\r\v\f", begin); at < end && fields.size() < 5;) {
-        const size_t stop = std::min(text.find_first_of(" \t\r\v\f\n", at), end);
-        fields.push_back(text.substr(at, stop - at));
-        at = text.find_first_not_of(" \t\r\v\f", stop);
-    }
-    return fields;
-}
-
 // TREC's lines "query 0 document grade", separated by white space. The second field is ignored, as in trec_eval.
 inline Qrels read_qrels(const std::string& path) {
     Qrels q;
@@ -42,8 +32,9 @@ inline Qrels read_qrels(const std::string& path) {
     size_t line = 1;
     for (size_t begin = 0; begin < text.size(); line++) {
         const size_t end = std::min(text.find('\n', begin), text.size());
-        const std::vector<std::string> fields = split_fields(text, begin, end);
-        const std::string count = fields.size() == 5 ? "more than 4" : std::to_string(fields.size());
+        std::istringstream words(text.substr(begin, end - begin));
+        const std::vector<std::string> fields{std::istream_iterator<std::string>(words), {}};
+        const std::string count = fields.size() > 4 ? "more than 4" : std::to_string(fields.size());
         check(fields.size() == 4, "%s: line %zu: expected 'query 0 document grade', got %s fields", path.c_str(), line,
               count.c_str());
         const std::string &query = fields[0], &document = fields[2], &word = fields[3];
@@ -116,5 +107,3 @@ inline double reciprocal_rank(const std::vector<int>& grades) {
     const auto first = std::find_if(grades.begin(), grades.end(), [](int g) { return g > 0; });
     return first == grades.end() ? 0.0 : 1.0 / (double)(first - grades.begin() + 1);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // text/words.h -- UTF-8, and the two ways in which tokenizers split text into words: GPT-2's regular expression, and
 // that of BERT's uncased models.
-#ifndef LLMC_ENGINE_TEXT_WORDS_H
-#define LLMC_ENGINE_TEXT_WORDS_H
+#pragma once
 
 #include <cstring>
 #include <string>
@@ -260,5 +259,3 @@ template <class F> void bert_words(const std::string& text, F f) {
     }
     end_word();
 }
-
-#endif
