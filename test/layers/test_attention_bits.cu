@@ -72,7 +72,6 @@ double relative_difference(const std::vector<float>& a, const std::vector<float>
 
 } // namespace
 
-// Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
 // T keys that each weigh 2^-tau of the largest are 2^-24 of a row together: less would be seen, more would be slow.
 TEST_CASE("attention: how far below the largest a skipped key is", "[attention]") {
     for (int T : {1, 64, 2048, 100000}) {
@@ -82,6 +81,7 @@ TEST_CASE("attention: how far below the largest a skipped key is", "[attention]"
     }
 }
 
+// Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
 TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodings][asan]") {
     Random random;
     INFO(random);

@@ -802,7 +802,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
     const Use other = evaluate(old, "--rope_theta 50");
     CHECK(same.record == plain.record);
-    CHECK(!contains(same.err, "taken instead"));
+    CHECK(!contains(same.err, "used instead"));
     CHECK(!plain.record.contains("rope_theta"));
     CHECK(other.record.at("rope_theta") == 50);
     CHECK(other.record.at("loss") != plain.record.at("loss"));
@@ -885,7 +885,7 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     // used without the flags as with them; a different one is accepted with a notice
     const std::string plain = evaluate("").out;
     CHECK(evaluate("--window 5 --sinks 2").out == plain);
-    CHECK(evaluate("--window 5 --sinks 2").err.find("taken instead") == std::string::npos);
+    CHECK(evaluate("--window 5 --sinks 2").err.find("used instead") == std::string::npos);
     const Outcome whole = evaluate("--window 0");
     CHECK(whole.out != plain);
     CHECK(contains(whole.err, "--window 0 --sinks 0: used instead of 5 and 2"));
