@@ -78,7 +78,7 @@ def pytorch_ratios(data, found, trained):
         if ours:
             what = f"PyTorch {theirs['backend']} / ours, time: {key[6]}, {shape_text(key)}"
             rows.append((what, f"{theirs['ms'] / ours['ms']:.3f}", ""))
-    for theirs in good(data, "pytorch", "tokens_per_s") + good(data, "torch", "tokens_per_s"):
+    for theirs in good(data, "torch", "tokens_per_s"):
         ours = trained.get((theirs.get("size"), theirs.get("pos")))
         if ours:
             what = (f"ours / PyTorch {theirs['backend']}, tokens/s: {theirs['size']} {theirs['pos']}, T={theirs['T']}, "

@@ -145,11 +145,12 @@ def main(argv):
     os.makedirs(os.path.join(ROOT, OUT, "runs"))
     with open(os.path.join(ROOT, OUT, "commit.cpp"), "w") as f:
         f.write('extern const char build_commit[];\nconst char build_commit[] = "hashes";\n')
+    absent = lambda kind, pos: kind == "bf16" and pos not in args.pos + ["none", "cable"]       # from the table
     table = read_table()
     if args.update:             # the first build that has run fills what is taken out here
         kinds = {kind_of(build) for build in builds}
         table = {key: value for key, value in table.items()
-                 if key[0] not in kinds or key[1] not in programs or key[2] not in positions}
+                 if key[0] not in kinds or key[1] not in programs or key[2] not in positions or absent(key[0], key[2])}
     wrong, runs, start = [], 0, time.monotonic()
     jobs = max(1, len(os.sched_getaffinity(0)))
     with concurrent.futures.ThreadPoolExecutor(jobs) as pool:
@@ -165,7 +166,7 @@ def main(argv):
                 for pos in positions:
                     if pos == "cope" and program == "train_bert":               # causal only
                         continue
-                    if kind_of(build) == "bf16" and pos not in args.pos + ["none", "cable"]:    # the table's rows
+                    if absent(kind_of(build), pos):
                         continue
                     more = [[]] + (SHARED if build in ("shipped", "bf16") and pos in ("none", "cable") else [])
                     for m in more:

@@ -21,8 +21,7 @@ FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/a
 PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"
 
 # the files that may say __CUDACC__
-KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh",
-                   "llmc/matmul.cuh", "llmc/engine/ranks/comm.h"}
+KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh"}
 
 # Calls of libm in kernels and layers: no compiler vectorizes them. How often each may appear, and why it is not in an
 # inner loop.
@@ -61,8 +60,8 @@ CPP = (".cu", ".cuh", ".h", ".c", ".cpp")
 SOURCES = CPP + (".py", ".js", ".html", ".sh", "Makefile", ".ci/run")
 TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE")
 # files of libraries, users and other projects, which comments and documents may name although they are not here
-FOREIGN = {"mpi.h", "nccl.h", "cblas.h", "cublasLt.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp",
-           "README.md", "sqrt.cuh", "gated.cuh", "rmsnorm.cuh", "test_rmsnorm.cu", "test_rmsnorm_simt.cu"}
+FOREIGN = {"mpi.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp", "sqrt.cuh", "gated.cuh", "rmsnorm.cuh",
+           "test_rmsnorm.cu", "test_rmsnorm_simt.cu"}
 
 # phrases of prose that are usually better said otherwise: the table in docs/CONTRIBUTING.md
 WORDS = re.compile(r"\b(of which|others|alone|so many|ask(s|ed)? for|(go|goes|going|went) on|in hand|anew|besides|"

@@ -61,8 +61,12 @@ def parameters(run):
 def sentence(a, b, T, ours, theirs):
     """"cable - alibi at 1,024: -0.0310 nats [-0.0340, -0.0280], 3 seeds, 64 windows: cable is better"; ours, theirs:
     the losses of each seed, files that windows() reads"""
-    numpy = console.need("numpy")
-    return verdict(a, b, T, numpy.array([windows(x, T) - windows(y, T) for x, y in zip(ours, theirs)]))
+    losses = [(windows(x, T), windows(y, T)) for x, y in zip(ours, theirs)]
+    counts = {values.size for pair in losses for values in pair}
+    if len(counts) > 1:
+        raise BadInput(f"{a} - {b} at {T:,}: expected as many windows in each evaluation, got "
+                       f"{' and '.join(map(str, sorted(counts)))}")
+    return verdict(a, b, T, console.need("numpy").array([x - y for x, y in losses]))
 
 
 def verdict(a, b, T, d):

@@ -45,7 +45,8 @@ def run_trainer(args, checkpoint, T, out):
     command += ["--tokenizer", args.tokenizer] if args.tokenizer else []
     ran = subprocess.run(command, capture_output=True, text=True, errors="replace")
     if ran.returncode:
-        raise BadInput(f"{checkpoint}: {(ran.stderr.strip() or ran.stdout.strip()).splitlines()[-1]}")
+        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines() or [f"exit code {ran.returncode}"]
+        raise BadInput(f"{checkpoint}: {said[-1]}")
 
 
 def read_text(path):

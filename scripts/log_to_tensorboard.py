@@ -8,7 +8,6 @@ It needs only that package.
 import time
 
 import console
-from console import BadInput
 from plot import number, read_log
 
 
@@ -30,9 +29,11 @@ def wandb(run, config):
 
 
 def main(argv):
-    if len(argv) not in (1, 2) or argv[1:] not in ([], ["tensorboard"], ["wandb"]):
-        raise BadInput(f"expected a run and where its log goes to:\n{__doc__}")
-    run, to = argv[0], wandb if argv[1:] == ["wandb"] else tensorboard
+    p = console.parser(__doc__)
+    p.add_argument("run", metavar="RUN_DIR")
+    p.add_argument("to", nargs="?", choices=("tensorboard", "wandb"), default="tensorboard")
+    args = p.parse_args(argv)
+    run, to = args.run, wandb if args.to == "wandb" else tensorboard
     records = read_log(run)
     configs = [r for r in records if r.get("kind") == "config"]
     put, close = to(run, configs[0] if configs else {})

@@ -46,6 +46,7 @@ change it with --tflops, or give your own measurement with --tokens_per_s.
 import argparse
 import collections
 import os
+import re
 import shlex
 import sys
 
@@ -113,6 +114,7 @@ STEPS = {("fineweb-edu-bert", "base"): 14000,
          ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
 STEPS_AS_RUN = {("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575, ("wikitext-103", "medium"): 2745}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
+COUNTS = {"T": 1, "total_batch": 1, "steps": 0, "eval_tokens": 0, "tokens": 0, "bias_tokens": 1}    # with their least
 ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}
 RECIPE_BERT = dict(RECIPE, lr="1e-4", **ADAM)
 RECIPE_PAIRS = dict(RECIPE, lr="2e-5", **ADAM)
@@ -626,6 +628,12 @@ def check_arguments(args):
     unknown = set(args.set) - known
     if unknown:
         raise BadInput(f"--set: expected one of {', '.join(sorted(known))}, got {sorted(unknown)[0]}")
+    for flag, value in args.set.items():
+        least = COUNTS.get(flag.replace("pairs.", ""))
+        if least is not None and not (re.fullmatch(r"\d{1,18}", value) and int(value) >= least):
+            raise BadInput(f"--set {flag}: expected a number of at least {least}, got {value}")
+        if flag == "eval_lengths" and not re.fullmatch(r"0*[1-9]\d{0,17}(,0*[1-9]\d{0,17})*", value):
+            raise BadInput(f"--set {flag}: expected numbers separated by commas, got {value}")
     args.trainer = args.trainer or trainer_of(args.experiment)
     args.evaluator = args.evaluator or args.trainer
     args.seeds = seeds_of(args.seeds, args.experiment)

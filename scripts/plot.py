@@ -104,6 +104,19 @@ def run_name(run):
     return os.path.basename(os.path.normpath(run)) or run
 
 
+def name_of(run, runs):
+    """the end of a run's path that no other of these runs has, its last directory at least"""
+    path, *other = [os.path.normpath(each).split(os.sep) for each in (run, *(set(runs) - {run}))]
+    n = next((n for n in range(1, len(path)) if path[-n:] not in [p[-n:] for p in other]), len(path))
+    return os.sep.join(path[-n:]) or run
+
+
+def title_of(run, pos, runs):
+    """the run and its encoding, which may be its name"""
+    name = name_of(run, runs)
+    return name if run_name(run) == pos else f"{name} ({pos})"
+
+
 def hexadecimal(rgb):
     return "#" + "".join(f"{round(255 * v):02X}" for v in rgb)
 
@@ -208,7 +221,7 @@ def named_apart(keys):
     runs = {}
     for run, pos in keys:
         runs.setdefault(pos, set()).add(run)
-    return {(run, pos): pos if len(runs[pos]) == 1 else f"{pos} ({run_name(run)})" for run, pos in keys}
+    return {(run, pos): pos if len(runs[pos]) == 1 else f"{pos} ({name_of(run, runs[pos])})" for run, pos in keys}
 
 
 def mark_trained(ax, lengths):
@@ -262,7 +275,7 @@ def plot_train(runs):
         train, val, lr = series(log, "train", "loss"), series(log, "val", "loss"), series(log, "train", "lr")
         if not train and not val:
             raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; has the run made a step?")
-        colour, name = styles[key][0], literal(run_name(run))
+        colour, name = styles[key][0], literal(name_of(run, runs))
         if train:
             steps, raw = zip(*train)
             smooth = len(train) >= 100
@@ -456,8 +469,8 @@ def probe_cells(runs):
         for r in records:
             T, depth, share = (number(r, key) for key in ("T", "depth", "exact_share"))
             if None not in (T, depth, share):
-                name = run_name(run), encoding_of(run, records), str(r.get("probe"))
-                found.setdefault(name, {})[T, depth] = share
+                key = run, encoding_of(run, records), str(r.get("probe"))
+                found.setdefault(key, {})[T, depth] = share
     if not found:
         raise BadInput("no probe has a length, a depth and a share of right answers")
     return found
@@ -466,6 +479,7 @@ def probe_cells(runs):
 def plot_probe(runs):
     """a heat map per run and kind of probe: a row per length, a column per depth"""
     maps = probe_cells(runs)
+    runs = [run for run, _, _ in maps]
     columns = min(3, len(maps))
     lines = -(-len(maps) // columns)
     fig, axes = figure(1.2 + 3.4 * columns, 1.2 + 2.6 * lines, nrows=lines, ncols=columns, squeeze=False)
@@ -479,7 +493,7 @@ def plot_probe(runs):
         ax.set_yticks(range(len(lengths)), [f"{T:,.0f}" for T in lengths])
         ax.set_xlabel("depth of the passage")
         ax.set_ylabel("T")
-        ax.set_title(literal(f"{kind}, {run}" if run == pos else f"{kind}, {run} ({pos})"), fontsize=10)
+        ax.set_title(literal(f"{kind}, {title_of(run, pos, runs)}"), fontsize=10)
     fig.colorbar(image, ax=axes, shrink=0.85).set_label("right answers (%)")
     return fig
 
@@ -500,7 +514,7 @@ def head_records(runs):
             T, layer, head = (number(r, key) for key in ("T", "layer", "head"))
             if None in (T, layer, head) or any(number(r, key) is None for key in ("entropy", "window90", "live_tiles")):
                 continue
-            model = run_name(run), str(r.get("pos")) + stretch_of(r), int(T)
+            model = run, str(r.get("pos")) + stretch_of(r), int(T)
             found.setdefault(model, {})[int(layer), int(head)] = r
     if not found:
         raise BadInput(f"{', '.join(runs)}: no record of a head has a layer, a length and its statistics")
@@ -510,6 +524,7 @@ def head_records(runs):
 def plot_heads(runs):
     """a row per run and length, a heat map per statistic: layers from below, heads from the left"""
     models = head_records(runs)
+    runs = [run for run, _, _ in models]
     fig, axes = figure(10, 1 + 2.1 * len(models), nrows=len(models), ncols=len(HEAD_STATISTICS), squeeze=False)
     for row, ((run, pos, T), heads) in zip(axes, models.items()):
         layers, columns = (sorted({key[i] for key in heads}) for i in (0, 1))
@@ -519,8 +534,7 @@ def plot_heads(runs):
             ax.set_xticks(range(len(columns)) if len(columns) <= 8 else [0, len(columns) - 1])
             ax.set_yticks(range(len(layers)) if len(layers) <= 8 else [0, len(layers) - 1])
             ax.set_title(title, fontsize=10)
-        name = run if run == pos else f"{run} ({pos})"
-        row[0].set_ylabel(literal(f"{name}\nT = {T:,}; layer"), fontsize=9)
+        row[0].set_ylabel(literal(f"{title_of(run, pos, runs)}\nT = {T:,}; layer"), fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("head", fontsize=9)
     return fig

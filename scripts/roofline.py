@@ -15,7 +15,6 @@ assumed to be independent: the step's is the root of the sum of their squares. S
 tensors in train_gpt2.cu. What it leaves out: other GPUs, checkpoints, evaluation, --tile_skip, and attention that does
 not run on the tensor cores with heads of 64 or 128.
 """
-import argparse
 import collections
 import math
 import os
@@ -24,9 +23,8 @@ import sys
 
 import console
 from console import BadInput
-from ledger import commit
+from ledger import ROOT, commit
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 VOCABULARY = 50257
 SIZES = {"tiny": (6, 8, 512), "small": (12, 12, 768), "medium": (24, 16, 1024), "large": (36, 20, 1280),
          "xl": (48, 25, 1600)}
@@ -321,7 +319,7 @@ def summary(s, rows, gpu):
 
 def measured(path):
     """(kernel, shape) -> calls, ms: the last table of --profile in what a trainer printed"""
-    with open(path) as f:
+    with open(path, errors="replace") as f:
         text = f.read()
     table = text.rpartition("\nprofile of step ")[2] if "profile of step " in text else ""
     found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
@@ -359,8 +357,7 @@ def comparison(rows, gpu, profile):
 
 
 def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter,
-                                allow_abbrev=False)
+    p = console.parser(__doc__)
     p.add_argument("--model", default="small", help="a size by name, or L,NH,C [small]")
     p.add_argument("--pos", default="cable", choices=sorted(BIASES), help="positional encoding [cable]")
     p.add_argument("--T", type=int, default=1024, help="tokens in a sequence [1024]")

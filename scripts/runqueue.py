@@ -356,20 +356,24 @@ class Queue:
             os.makedirs(command.out, exist_ok=True)
         if settings_file(command):
             write_whole(settings_file(command), json.dumps(settings_of(command), sort_keys=True) + "\n")
-        tail = collections.deque(maxlen=8)
-        with open(log, "a") as f:
-            process = self.start(words, command, label, environment)
-            for text in process.stdout if process else ():
-                f.write(text)
-                tail.append(text[-LONGEST_LINE:])
-                with self.lock:
-                    self.progress.line(text, label, command)
+        tail, process = collections.deque(maxlen=8), None
+        try:
+            with open(log, "a") as f:
+                process = self.start(words, command, label, environment)
+                for text in process.stdout if process else ():
+                    f.write(text)
+                    tail.append(text[-LONGEST_LINE:])
+                    with self.lock:
+                        self.progress.line(text, label, command)
+        except BaseException:                                           # as when the disk is full
+            if process:
+                self.send(process, signal.SIGKILL)
+                self.end(process)
+            raise
         if not process:
             return False
-        process.stdout.close()
-        code = process.wait()
+        code = self.end(process)
         with self.lock:
-            self.processes.discard(process)
             self.progress.clear()
             if code == 0 and not has_record(command):
                 self.fail(Failure(label, f"{command.title} left no record in {command.out}/log.jsonl", 1, log,
@@ -406,6 +410,14 @@ class Queue:
                 return None
             self.processes.add(process)
             return process
+
+    def end(self, process):
+        """the exit code of a process that prints no more"""
+        process.stdout.close()
+        code = process.wait()
+        with self.lock:
+            self.processes.discard(process)
+        return code
 
     def fail(self, failure):
         with self.lock:

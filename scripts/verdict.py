@@ -73,14 +73,20 @@ def verdicts(name, results):
                f"{', '.join(r['seed'] for r in here)}, commit {', '.join(sorted({r['commit'] for r in here}))}")
 
 
+def recorded(name, args):
+    """the (task, seed) of a row that --results has a number of"""
+    return {(r["task"], r["seed"]) for r in ledger.read(args.results) if r["row"] == name}
+
+
 def train(name, seed, args):
     """tasks.py's exit code; its results go into --results"""
     row, out = ROWS[name], os.path.join(args.out, name)
     words = [w for flag, value in row.flags.items() for w in (f"--{flag}", str(value))]
     code = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--tasks", row.task, "--pos",
                            row.pos, "--seeds", seed, "--jobs", "1", "--out", out, *words]).returncode
+    kept = recorded(name, args)
     for r in ledger.read(os.path.join(out, "tasks.csv")) if code == 0 else ():
-        if r["task"] in row.cells and r["length"] == r["trained"]:
+        if r["task"] in row.cells and r["length"] == r["trained"] and (r["task"], seed) not in kept:
             ledger.append(args.results, {"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
                                          "percent": f"{row.measure(r):.4g}"})
     return code
@@ -105,9 +111,9 @@ def main(argv):
             print(f"{name:12} {row.minutes} minutes of one core a seed; {row.source}: {cells}")
         print("The paper's tables: scripts/paper.py table1 --dry_run has their hours of a GPU; then scripts/report.py")
     for name in args.rows:
-        done = {r["seed"] for r in ledger.read(args.results) if r["row"] == name}
+        kept = recorded(name, args)
         for seed in args.seeds.split(","):
-            code = 0 if seed in done else train(name, seed, args)
+            code = 0 if kept.issuperset((task, seed) for task in ROWS[name].cells) else train(name, seed, args)
             if code != 0:
                 return code
         print(f"{name}: {ROWS[name].source}")

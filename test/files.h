@@ -55,6 +55,13 @@ inline void patch_file(const std::string& path, const std::string& bytes, uint64
     if (!done) { die(EXIT_BAD_INPUT, "cannot patch %s: %s", path.c_str(), strerror(errno)); }
 }
 
+// "a|b|c"
+inline std::string joined(const std::vector<std::string>& parts) {
+    std::string out;
+    for (const std::string& p : parts) { out += (out.empty() ? "" : "|") + p; }
+    return out;
+}
+
 // The values as they lie in memory.
 template <class T> std::string bytes_of(const std::vector<T>& values) {
     return std::string((const char*)values.data(), values.size() * sizeof(T));

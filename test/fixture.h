@@ -111,6 +111,90 @@ struct FixtureFile {
     }
 };
 
+// whether the fixture leaves a tensor out; only one whose name begins with `absent` may be
+inline bool left_out(const FixtureFile& f, const std::string& prefix, const std::string& name, const char* absent) {
+    if (f.has(prefix + name)) { return false; }
+    INFO(prefix << name << " is not in " << f.file.file.path);
+    CHECK((absent != nullptr && starts_with(name, absent)));
+    return true;
+}
+
+// Every gradient against the fixture's, and nothing in padding; a tensor that the fixture leaves out is 0. `prefix`:
+// "grad." or "grad.mean.".
+template <class Model>
+void check_gradients(const FixtureFile& f, const Model& model, const std::vector<float>& grads,
+                     double multiple = FIXTURE_MULTIPLE, const std::string& prefix = "grad.",
+                     const char* absent = nullptr) {
+    std::vector<float> rest = grads;
+    for (const FileTensor& t : model.files) {
+        if (left_out(f, prefix, t.name, absent)) { continue; }
+        f.check_close(prefix + t.name, part_of(grads, model.table, t), f.read(prefix + t.name), multiple);
+        for (size_t e : elements_of(model.table, t)) { rest[e] = 0; }
+    }
+    CHECK(worst_difference(rest, std::vector<double>(rest.size())) == 0);
+}
+
+// Two gradients of the same thing: the same to the fixture's rounding, tensor by tensor
+template <class Model>
+void check_same_gradient(const FixtureFile& f, const Model& model, const std::vector<float>& got,
+                         const std::vector<float>& want, double multiple = FIXTURE_MULTIPLE,
+                         const std::string& prefix = "grad.", const char* absent = nullptr) {
+    for (const FileTensor& t : model.files) {
+        if (left_out(f, prefix, t.name, absent)) { continue; }
+        f.check_close(prefix + t.name, part_of(got, model.table, t), part_of(want, model.table, t), multiple);
+    }
+}
+
+// Every element of the table is in one tensor of a file, but for padding; vocabulary: the tensors with a row per token
+template <class Model, class Config>
+void check_coverage(const Model& model, const Config& c, const std::set<std::string>& vocabulary) {
+    std::vector<int> covered(model.table.total);
+    std::set<std::string> names;
+    size_t columns = 3 * (size_t)c.C;
+    for (const FileTensor& f : model.files) {
+        for (size_t e : elements_of(model.table, f)) { covered[e]++; }
+        names.insert(f.name);
+        if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); }
+    }
+    CHECK(names.size() == model.files.size());
+    for (size_t i = 0; i < model.table.specs.size(); i++) {
+        const TensorSpec& s = model.table.specs[i];
+        const bool of_tokens = vocabulary.count(s.name) != 0;
+        // the rest of a tensor is padding: of the vocabulary, and after the columns of qkv
+        size_t used = s.rows;
+        if (of_tokens) { used = (size_t)c.V; }
+        if (s.name == "qkvw" || s.name == "qkvb") { used = columns; }
+        size_t wrong = 0;
+        for (size_t e = 0; e < s.size(); e++) {
+            const int wanted = e / s.row_size() % s.rows < used ? 1 : 0;
+            wrong += covered[model.table.offset(i, (int)(e / s.layer_size())) + e % s.layer_size()] != wanted;
+        }
+        INFO(s.name);
+        CHECK(wrong == 0);
+        CHECK(s.rows - used < (of_tokens ? 128 : 8));
+    }
+}
+
+// Every tensor is within its bounds, and padding is 0.
+template <class Model> void check_bounds(const Model& model) {
+    std::vector<float> x = model.host(model.master);
+    for (size_t i = 0; i < model.table.specs.size(); i++) {
+        const TensorSpec& s = model.table.specs[i];
+        for (int l = 0; l < std::max(s.layers, 1); l++) {
+            const float *w = x.data() + model.table.offset(i, l), *end = w + s.layer_size();
+            CHECK((*std::min_element(w, end) >= s.lo && *std::max_element(w, end) <= s.hi));
+        }
+    }
+    for (const FileTensor& f : model.files) { for (size_t e : elements_of(model.table, f)) { x[e] = 0; } }
+    CHECK(worst_difference(x, std::vector<double>(x.size())) == 0);
+}
+
+inline std::vector<int> draw_tokens(Random& random, size_t n, int V) {
+    std::vector<int> x(n);
+    for (int& t : x) { t = random.integer(0, V - 1); }
+    return x;
+}
+
 // The encodings that have a fixture, such as "gpt2_cable" for the family "gpt2". A new one may have none yet: that is
 // reported once, and is not a failure.
 inline std::vector<std::string> encodings_with_fixture(const std::string& family) {

@@ -49,10 +49,10 @@ PROMISES = {
             "losses of a real run: the 10,000 are drawn"),
     "P16": ("A signal ends a run with a checkpoint and exit code 75.", ""),
     "P17": ("A dead rank ends all of them within 10 s, one that hangs within the deadline and 5 s.",
-            "ncclCommAbort of the real NCCL"),
+            "ncclCommAbort between several GPUs"),
     "P18": ("Memory that is missing is an error with a name.", "a GPU's memory"),
     "P19": ("No input crashes a parser.", "a second engine (AFL++)"),
-    "P20": ("The sanitizers are silent.", "compute-sanitizer: needs a GPU"),
+    "P20": ("The sanitizers are silent.", "compute-sanitizer, which gpu-check runs: docs/results.md"),
     "P21": ("No figure is silently wrong: NaN is seen, sums are of logarithms.", ""),
     "P22": ("Flags are strict.", ""),
     "P23": ("Checkpoints of older versions can be resumed.", ""),
@@ -212,7 +212,8 @@ def due(part, rows, commit):
 def report():
     rows = ledger.read(CSV)
     lines = ["# What is promised, and what the tests saw", "",
-             "Written by `make reliability`, from `reliability.csv`. Cases are those since a part last failed.", "",
+             "Written by `make reliability`, from `reliability.csv`. The count of cases restarts when a part fails.",
+             "",
              "| promise | proved by | cases | failures | on | not covered |", "|---|---|---|---|---|---|"]
     for number, (sentence, open_) in PROMISES.items():
         parts = [p for p in PARTS if number in p.promises.split() and p.full]

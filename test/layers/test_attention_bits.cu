@@ -60,19 +60,9 @@ Bits run_skipping(Layer& l, TileSkip skip, const std::vector<float>& qkv, const 
     const double live = live_tile_share(tiles, l.view, l.s.T, Stream(0));
     return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l)), live};
 }
-// |a - b| over |b|, of the Euclidean norms
-double relative_difference(const std::vector<float>& a, const std::vector<float>& b) {
-    double difference = 0, size = 0;
-    for (size_t e = 0; e < a.size(); e++) {
-        difference += ((double)a[e] - b[e]) * ((double)a[e] - b[e]);
-        size += (double)b[e] * b[e];
-    }
-    return std::sqrt(difference / size);
-}
 
 } // namespace
 
-// Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
 // T keys that each weigh 2^-tau of the largest are 2^-24 of a row together: less would be seen, more would be slow.
 TEST_CASE("attention: how far below the largest a skipped key is", "[attention]") {
     for (int T : {1, 64, 2048, 100000}) {
@@ -82,6 +72,7 @@ TEST_CASE("attention: how far below the largest a skipped key is", "[attention]"
     }
 }
 
+// Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
 TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodings][asan]") {
     Random random;
     INFO(random);
@@ -188,8 +179,8 @@ TEST_CASE("attention: --tile_skip exact changes no bit, default hardly any", "[a
             CHECK(same_bits(exact.lse, off.lse));
             CHECK((exact.dqkv == off.dqkv));                // -fno-signed-zeros: 0 is -0
             // what is left out of a row's sum is below 2^-24 of it
-            CHECK(relative_difference(some.out, off.out) <= 1e-7);
-            CHECK(relative_difference(some.dqkv, off.dqkv) <= 1e-7);
+            CHECK(relative_l2(some.out, off.out) <= 1e-7);
+            CHECK(relative_l2(some.dqkv, off.dqkv) <= 1e-7);
             if (!far_key) { continue; }
             qkv[10 * l.OC + l.C] = NAN;
             for (TileSkip skip : {TileSkip::Exact, TileSkip::Default}) {

@@ -73,12 +73,6 @@ inline BERTConfig small_config(const std::string& pos, int T, int L = 2, int NH 
     return c;
 }
 
-inline std::vector<int> draw_tokens(Random& random, size_t n, int V) {
-    std::vector<int> x(n);
-    for (int& t : x) { t = random.integer(0, V - 1); }
-    return x;
-}
-
 // About `share` of the tokens of each sequence's length have a target.
 inline std::vector<int> draw_targets(Random& random, const std::vector<int>& lengths, int T, int V, double share) {
     std::vector<int> x(lengths.size() * T, IGNORE_INDEX);
@@ -118,6 +112,8 @@ inline void check_same_rows(const std::string& name, const std::vector<float>& g
     INFO(name);
     CHECK(same_bits(got, want));
 }
+
+constexpr double BOTH_OFF = 2 * FIXTURE_MULTIPLE;       // of two gradients that may both be off by that
 
 struct Gradient { double loss; std::vector<float> grads; };
 
@@ -165,33 +161,6 @@ inline GroupBatch group_batch(const Fixture& f, std::vector<int>& order) {
         batch.lengths.push_back(f.lengths[(size_t)r]);
     }
     return batch;
-}
-
-// Every gradient against the fixture's, and nothing in padding: the worst that was seen is 2.9 units, and 3.3 with
-// every weight a float32 beside the fixture's (both of FIRE's MLP, which sums da over whole rows: out's rounding is in
-// D, so that a row of da does not sum to 0). `prefix`: "grad." or "grad.mean."; a tensor the fixture leaves out is 0.
-inline void check_gradients(const Fixture& f, const Model& model, const std::vector<float>& grads,
-                            const std::string& prefix, double multiple = FIXTURE_MULTIPLE) {
-    std::vector<float> rest = grads;
-    for (const FileTensor& t : model.files) {
-        if (!f.has(prefix + t.name)) {
-            CHECK((prefix != "grad." && starts_with(t.name, "cls.")));
-            continue;
-        }
-        f.check_close(prefix + t.name, part_of(grads, model.table, t), f.read(prefix + t.name), multiple);
-        for (size_t e : elements_of(model.table, t)) { rest[e] = 0; }
-    }
-    CHECK(worst_difference(rest, std::vector<double>(rest.size())) == 0);
-}
-
-// Two gradients of the same thing, which may each be off by FIXTURE_MULTIPLE.
-inline void check_same_gradient(const Fixture& f, const Model& model, const std::vector<float>& got,
-                                const std::vector<float>& want, const std::string& prefix = "grad.") {
-    for (const FileTensor& t : model.files) {
-        if (!f.has(prefix + t.name)) { continue; }
-        f.check_close(prefix + t.name, part_of(got, model.table, t), part_of(want, model.table, t),
-                      2 * FIXTURE_MULTIPLE);
-    }
 }
 
 } // namespace

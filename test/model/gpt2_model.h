@@ -93,12 +93,6 @@ inline GPT2Config small_config(const std::string& pos, int T, int L = 2, int NH 
     return c;
 }
 
-inline std::vector<int> draw_tokens(Random& random, size_t n, int V) {
-    std::vector<int> x(n);
-    for (int& t : x) { t = random.integer(0, V - 1); }
-    return x;
-}
-
 } // namespace
 
 #endif

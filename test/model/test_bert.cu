@@ -17,33 +17,7 @@ TEST_CASE("every tensor of BERT's table is in a checkpoint, but for padding", "[
             INFO(name << ", C " << c.C);
             BERT model;
             bert_describe(model, c);
-            std::vector<int> covered(model.table.total);
-            std::set<std::string> names;
-            for (const FileTensor& f : model.files) {
-                for (size_t e : elements_of(model.table, f)) { covered[e]++; }
-                names.insert(f.name);
-            }
-            CHECK(names.size() == model.files.size());
-            size_t columns = 3 * (size_t)c.C;
-            for (const FileTensor& f : model.files) {
-                if (f.tensor == "qkvw") { columns = std::max(columns, f.row0 + f.rows); }
-            }
-            for (size_t i = 0; i < model.table.specs.size(); i++) {
-                const TensorSpec& s = model.table.specs[i];
-                const bool vocabulary = s.name == "wte" || s.name == "decoderb";
-                // the rest of a tensor is padding: of the vocabulary, and after the columns of qkv
-                size_t used = s.rows;
-                if (vocabulary) { used = (size_t)c.V; }
-                if (s.name == "qkvw" || s.name == "qkvb") { used = columns; }
-                size_t wrong = 0;
-                for (size_t e = 0; e < s.size(); e++) {
-                    const int wanted = e / s.row_size() % s.rows < used ? 1 : 0;
-                    wrong += covered[model.table.offset(i, (int)(e / s.layer_size())) + e % s.layer_size()] != wanted;
-                }
-                INFO(s.name);
-                CHECK(wrong == 0);
-                CHECK(s.rows - used < (vocabulary ? 128 : 8));
-            }
+            check_coverage(model, c, {"wte", "decoderb"});
         }
     }
 }
@@ -125,7 +99,9 @@ TEST_CASE("BERT's logits, loss and every gradient are PyTorch's, for every encod
         const Gradient g = gradient_of(model, acts, f.inputs, f.targets, f.lengths);
         f.check_close("loss", {(float)g.loss}, f.read("loss"));
         CHECK(std::fabs(sum / (double)count_targets(f.targets.data(), f.targets.size()) - g.loss) <= 1e-6 * g.loss);
-        check_gradients(f, model, g.grads, "grad.");
+        // The worst that was seen is 2.9 units, and 3.3 with every weight a float32 beside the fixture's (both of
+        // FIRE's MLP, which sums da over whole rows: out's rounding is in D, so that a row of da does not sum to 0).
+        check_gradients(f, model, g.grads);
     }
 }
 
@@ -186,9 +162,9 @@ TEST_CASE("embeddings, contrastive loss and every gradient of it are PyTorch's, 
                 }
                 f.check_close("embeddings." + kind, embeddings, f.read("embeddings." + kind));
                 f.check_close("loss." + kind, {(float)c.loss}, f.read("loss." + kind));
-                check_gradients(f, model, c.grads, "grad." + kind + ".", CONTRASTIVE_MULTIPLE);
+                check_gradients(f, model, c.grads, CONTRASTIVE_MULTIPLE, "grad." + kind + ".", "cls.");
                 if (rows == 6 && T == f.T) { whole = c; }
-                check_same_gradient(f, model, c.grads, whole.grads, "grad." + kind + ".");
+                check_same_gradient(f, model, c.grads, whole.grads, BOTH_OFF, "grad." + kind + ".", "cls.");
                 check_same_rows("embeddings." + kind, c.embeddings, whole.embeddings);
                 check_same_rows("loss." + kind, {(float)c.loss}, {(float)whole.loss});
             }

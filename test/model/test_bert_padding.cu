@@ -113,8 +113,8 @@ TEST_CASE("padding changes neither embeddings nor what is learned", "[bert][padd
             check_same_rows("logits", embeddings, narrow_embeddings);
             check_same_rows("loss", {(float)mlm.loss}, {(float)narrow_mlm.loss});
             check_same_rows("loss", {(float)c.loss}, {(float)narrow.loss});
-            check_same_gradient(f, model, mlm.grads, narrow_mlm.grads);
-            check_same_gradient(f, model, c.grads, narrow.grads);
+            check_same_gradient(f, model, mlm.grads, narrow_mlm.grads, BOTH_OFF);
+            check_same_gradient(f, model, c.grads, narrow.grads, BOTH_OFF);
             // a row of these is a sum over its tokens, one at a time
             for (const char* name : {"word", "position"}) {
                 const std::string full = std::string("bert.embeddings.") + name + "_embeddings.weight";

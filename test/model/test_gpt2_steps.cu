@@ -2,23 +2,6 @@
 // learning.
 #include "test/model/gpt2_model.h"
 
-namespace {
-
-// got and want: gradients in the layout of the model; the same to the fixture's rounding, tensor by tensor
-void check_same_gradient(const Fixture& f, const Model& model, const std::vector<float>& got,
-                         const std::vector<float>& want) {
-    for (const FileTensor& t : model.files) {
-        std::vector<float> a, b;
-        for (size_t e : elements_of(model.table, t)) {
-            a.push_back(got[e]);
-            b.push_back(want[e]);
-        }
-        f.check_close("grad." + t.name, a, b);
-    }
-}
-
-} // namespace
-
 TEST_CASE("recomputing activations changes no bit", "[gpt2]") {
     Random random;
     INFO(random);
@@ -276,21 +259,7 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
             // a wild learning rate, to meet the bounds
             update_parameters(model, grads, {1.0f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, t});
         }
-        const std::vector<float> x = model.host(model.master);
-        std::vector<bool> named(x.size());
-        for (const FileTensor& f : model.files) {
-            for (size_t e : elements_of(model.table, f)) { named[e] = true; }
-        }
-        bool padding_is_zero = true;
-        for (size_t e = 0; e < x.size(); e++) { padding_is_zero = padding_is_zero && (named[e] || x[e] == 0.0f); }
-        CHECK(padding_is_zero);
-        for (size_t i = 0; i < model.table.specs.size(); i++) {
-            const TensorSpec& s = model.table.specs[i];
-            for (int l = 0; l < std::max(s.layers, 1); l++) {
-                const float *w = x.data() + model.table.offset(i, l), *end = w + s.layer_size();
-                CHECK((*std::min_element(w, end) >= s.lo && *std::max_element(w, end) <= s.hi));
-            }
-        }
+        check_bounds(model);
     }
 }
 

@@ -146,8 +146,29 @@ struct Place : TempDir {
         UNSCOPED_INFO("exit code " << o.code << "\nstderr: " << o.err.substr(0, 2000));
         return o;
     }
+    // A model's losses on val.txt; a flag given here replaces what is set.
+    Outcome evaluate(const std::string& model, const std::string& flags) {
+        const Outcome o = run(Flags().set("--load", model).set("--val_files", *this / "val.txt")
+                                  .with("--eval_lengths 24,96 --threads 2").with(flags));
+        REQUIRE(o.code == 0);
+        return o;
+    }
+    // the program with these flags, for a shell
+    std::string command(const Flags& flags) const {
+        std::string line = program;
+        for (const std::string& word : flags.words()) { line += " '" + word + "'"; }
+        return line;
+    }
     std::string out() const { return path + "/out"; }
 };
+
+inline std::vector<std::string> lines_of(const std::string& text) {
+    std::vector<std::string> lines;
+    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
+        lines.push_back(text.substr(at, end - at));
+    }
+    return lines;
+}
 
 inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
@@ -183,13 +204,11 @@ inline void check_same(const std::map<std::string, std::string>& a, const std::m
 }
 
 inline std::vector<Json> json_lines(const std::string& path) {
-    std::vector<Json> lines;
+    std::vector<Json> records;
     const std::string text = read_file(path);
     REQUIRE((text.empty() || text.back() == '\n'));
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-        lines.push_back(parse_json(text.substr(at, end - at), path));       // dies on a torn line
-    }
-    return lines;
+    for (const std::string& line : lines_of(text)) { records.push_back(parse_json(line, path)); }  // dies on a torn one
+    return records;
 }
 
 inline std::vector<Json> of_kind(const std::vector<Json>& lines, const std::string& kind) {
@@ -279,6 +298,15 @@ inline void check_refused(Place& place, const Refusal& r) {
 
 // ----------------------------------------------------------------------------------------------------------
 
+// Copies a checkpoint from before optimizer_0.state into a new directory.
+inline void copy_old_checkpoint(const std::string& from, const std::string& to) {
+    io_mkdirs(to);
+    for (const char* file : {"config.json", "manifest.json", "model.safetensors", "optimizer_0.safetensors",
+                             "state.json"}) {
+        write_file(to + "/" + file, read_file(from + "/" + file));
+    }
+}
+
 // test/fixtures/old_<program>/step_00000020 is a checkpoint from before model_type "cable" and optimizer_0.state.
 // Resumed, it must continue like an unbroken run of today: with its weights, its moments and its place in the data.
 inline void check_old_checkpoint(const std::string& program) {
@@ -286,12 +314,8 @@ inline void check_old_checkpoint(const std::string& program) {
     std::string text;
     for (int i = 0; i < 60; i++) { text += "the cable of a token sees what came before it and sums\n"; }
     write_file(place / "text.txt", text);
-    const std::string name = "/step_00000020", from = "test/fixtures/old_" + program + name;
-    io_mkdirs(place.out() + name);
-    for (const char* file : {"config.json", "manifest.json", "model.safetensors", "optimizer_0.safetensors",
-                             "state.json"}) {
-        write_file(place.out() + name + "/" + file, read_file(from + "/" + file));
-    }
+    const std::string name = "/step_00000020";
+    copy_old_checkpoint("test/fixtures/old_" + program + name, place.out() + name);
     Flags flags = Flags().set("--train_files", place / "text.txt")
         .with("--val_every 0 --B 2 --T 16 --lr 1e-2 --threads 1 --checkpoint_every 40 --model 1,2,8 --steps 40");
     if (program == "train_gpt2") { flags = flags.set("--sample_every", "0"); }

@@ -27,14 +27,6 @@ struct Bert : Place {
 
 bool have_bert() { return have_program("train_bert"); }
 
-std::vector<std::string> lines_of(const std::string& text) {
-    std::vector<std::string> lines;
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-        lines.push_back(text.substr(at, end - at));
-    }
-    return lines;
-}
-
 // What --encode has written; the names are in FILE.ids beside it
 Embeddings read_embeddings(const std::string& path) {
     const Safetensors file(path);
@@ -172,11 +164,8 @@ TEST_CASE("bert_run: a window belongs to the checkpoint", "[bert_run][mask]") {
     CHECK(config.at("window") == 4);
     CHECK(config.at("sinks") == 1);
     CHECK(config.at("model_type") == "cable_bert");
-    const auto evaluate = [&](const char* flags) {
-        const Outcome e = place.run(place.use(step).set("--val_files", place / "val.txt").with("--eval_lengths 32,80")
-                                        .with(flags));
-        REQUIRE(e.code == 0);
-        return e.out;
+    const auto evaluate = [&](const std::string& flags) {
+        return place.evaluate(step, "--eval_lengths 32,80 --threads 1 " + flags).out;
     };
     CHECK(evaluate("") == evaluate("--window 4 --sinks 1"));
     CHECK(evaluate("") != evaluate("--window 5"));
@@ -408,12 +397,7 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
         CHECK(contains(o.out, "      64        -   learned has no positions beyond 32\n") == (pos == "learned"));
         CHECK(list_directory(out).size() == 4);             // the run itself is left alone
     }
-    // 2 nothing but lengths out of reach
-    check_refused(place,
-                  {place.use(place / "learned").set("--val_files", place / "val.txt").set("--eval_lengths", "33,64"),
-                   {"--eval_lengths", "learned", "32"}});
-    check_refused(place, {place.use(place / "learned").set("--predict", std::string(40, 'a') + "[MASK]"),
-                          {"learned", "no positions beyond 32"}});
+    // 2 a length to train at that is out of reach
     check_refused(place, {place.base.set("--load", place / "learned").without("--model").with("--T 33"),
                           {"--T 33", "learned", "32"}});
     // 3 before the weights are read: there are none in this file

@@ -156,9 +156,7 @@ TEST_CASE("run: a second signal, one during a validation, nohup, and a console t
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --val_every 0 --steps 100000")
         .with("--checkpoint_every 100000 --threads 1");
     const auto in_shell = [&](const std::string& start, const Flags& f, const std::string& end) {
-        std::string line = start + place.program;
-        for (const std::string& word : f.words()) { line += " '" + word + "'"; }
-        return std::vector<std::string>{"-c", line + end};
+        return std::vector<std::string>{"-c", start + place.command(f) + end};
     };
     {   // 1 more signals, while the first is being answered and until the run has ended
         Process p(place.program, flags.set("--out", place / "twice").words(), place / "twice.log");
@@ -424,11 +422,7 @@ TEST_CASE("run: old forms of encodings", "[run]") {
     for (const Golden& golden : all) {
         INFO(golden.name);
         const std::string out = place / golden.name, step = "/step_00000600";
-        io_mkdirs(out + step);
-        for (const char* file : {"config.json", "manifest.json", "model.safetensors", "optimizer_0.safetensors",
-                                 "state.json"}) {
-            write_file(out + step + "/" + file, read_file(fixtures + "golden/" + golden.name + step + "/" + file));
-        }
+        copy_old_checkpoint(fixtures + "golden/" + golden.name + step, out + step);
         const Flags use = Flags().set("--load", out).set("--val_files", text).set("--out", place / "evaluated")
             .with("--threads 1 --eval_lengths 16,64,256");
         for (const std::string& pos : {std::string(), golden.name, golden.form}) {
@@ -600,12 +594,6 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
     REQUIRE(place.run(base.with("--pos rope --T 16").set("--out", place / "short")).code == 0);
     const std::string old = step_dir(place / "short", 12);
     CHECK(!config_of(old).contains("rope_scaling"));
-    const auto evaluate = [&](const std::string& step, const char* flags) {
-        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt")
-                                        .with("--eval_lengths 24,96 --threads 2").with(flags));
-        REQUIRE(o.code == 0);
-        return o;
-    };
     struct Kind { const char *flag, *settled, *type; double factor; };
     for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
                           Kind{"yarn", "yarn:4", "yarn_paper", 4}}) {
@@ -621,8 +609,8 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
         CHECK(config_of(step_dir(out, 12)).at("rope_scaling") == want);
         CHECK(config_of(step_dir(out, 12)).at("n_positions") == 64);
         // used without the flag as with it, and not as without a stretch
-        const std::string plain = evaluate(step_dir(out, 12), "").out;
-        CHECK(evaluate(step_dir(out, 12), ("--rope_scaling " + std::string(k.settled)).c_str()).out == plain);
+        const std::string plain = place.evaluate(step_dir(out, 12), "").out;
+        CHECK(place.evaluate(step_dir(out, 12), "--rope_scaling " + std::string(k.settled)).out == plain);
         if (k.type == std::string("yarn_paper")) {              // an older file calls it yarn
             Json older = config_of(step_dir(out, 12));
             older["rope_scaling"]["rope_type"] = "yarn";
@@ -630,9 +618,9 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
             io_mkdir(dir);
             write_file(dir + "/model.safetensors", read_file(step_dir(out, 12) + "/model.safetensors"));
             write_file(dir + "/config.json", json_text(older));
-            CHECK(evaluate(dir, "").out == plain);
+            CHECK(place.evaluate(dir, "").out == plain);
         }
-        const Outcome other = evaluate(step_dir(out, 12), "--rope_scaling none");
+        const Outcome other = place.evaluate(step_dir(out, 12), "--rope_scaling none");
         CHECK(other.out != plain);
         CHECK(contains(other.err, "--rope_scaling none: used instead of " + std::string(k.settled)));
         // resumed without the flag to the same bits; another stretch is refused
@@ -661,38 +649,34 @@ TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint",
     Json factors = {{"short_factor", short_factor}, {"long_factor", long_factor}};
     write_file(file, json_text(factors));
     const auto evaluate = [&](const std::string& step, const std::string& flags) {
-        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt")
-                                        .with("--eval_lengths 16,96 --threads 2").with(flags));
-        INFO(o.err);
-        REQUIRE(o.code == 0);
-        return o;
+        return place.evaluate(step, "--eval_lengths 16,96 " + flags);
     };
     // 1 evaluated by the factors for short texts and for long ones
     const auto losses = [&](const Json& changed) {
         write_file(place / "other.json", json_text(changed));
         return evaluate(old, "--rope_scaling longrope:" + place / "other.json").out;
     };
-    const auto lines_of = [](const std::string& out) {
+    const auto by_length = [](const std::string& out) {
         const size_t at = out.find("\n      16 ");
         return std::make_pair(out.substr(at, out.find('\n', at + 1) - at), out.substr(out.find("\n      96 ")));
     };
-    const auto plain = lines_of(losses(factors));
+    const auto plain = by_length(losses(factors));
     Json other = factors;
     other["short_factor"][0] = 5;
-    CHECK(lines_of(losses(other)).first != plain.first);
-    CHECK(lines_of(losses(other)).second == plain.second);
+    CHECK(by_length(losses(other)).first != plain.first);
+    CHECK(by_length(losses(other)).second == plain.second);
     other = factors;
     other["long_factor"][0] = 5;
-    CHECK(lines_of(losses(other)).first == plain.first);
-    CHECK(lines_of(losses(other)).second != plain.second);
+    CHECK(by_length(losses(other)).first == plain.first);
+    CHECK(by_length(losses(other)).second != plain.second);
     other = factors;
     other["factor"] = 6;                                    // as 96 is of 16
-    CHECK(lines_of(losses(other)).second == plain.second);
+    CHECK(by_length(losses(other)).second == plain.second);
     // with all factors 1 and s 1 it is the plain rope
     const std::vector<double> ones(8, 1.0);
     const Json one = {{"rope_type", "longrope"}, {"factor", 1}, {"short_factor", ones}, {"long_factor", ones},
                       {"original_max_position_embeddings", 16}};
-    CHECK(lines_of(losses(one)) == lines_of(evaluate(old, "").out));
+    CHECK(by_length(losses(one)) == by_length(evaluate(old, "").out));
     // 2 trained on: the checkpoint has what is needed, and the file may go
     const std::string out = place / "long";
     const Flags tune = base.without("--model").set("--load", old).with("--T 64 --B 2").set("--out", out)
@@ -792,17 +776,14 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     struct Use { std::string out, err; Json record; };
     const auto evaluate = [&](const std::string& step, const char* flags) {
         const std::string log = place / "use";
-        const Outcome o = place.run(Flags().set("--load", step).set("--val_files", place / "val.txt").set("--out", log)
-                                        .with("--eval_lengths 48 --threads 2").with(flags));
-        INFO(o.err);
-        REQUIRE(o.code == 0);
+        const Outcome o = place.evaluate(step, "--eval_lengths 48 --out " + log + " " + flags);
         return Use{o.out, o.err, of_kind(json_lines(log + "/log.jsonl"), "extrapolation").back()};
     };
     // 1 evaluated with another base, which is printed and logged; the checkpoint's own changes nothing
     const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
     const Use other = evaluate(old, "--rope_theta 50");
     CHECK(same.record == plain.record);
-    CHECK(!contains(same.err, "taken instead"));
+    CHECK(!contains(same.err, "used instead"));
     CHECK(!plain.record.contains("rope_theta"));
     CHECK(other.record.at("rope_theta") == 50);
     CHECK(other.record.at("loss") != plain.record.at("loss"));
@@ -876,16 +857,11 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     const Json config = config_of(step_dir(out, 12));
     CHECK(config.at("window") == 5);
     CHECK(config.at("sinks") == 2);
-    const auto evaluate = [&](const char* flags) {
-        const Outcome e = place.run(Flags().set("--load", step_dir(out, 12)).set("--val_files", place / "val.txt")
-                                        .with("--eval_lengths 24,96 --threads 2").with(flags));
-        REQUIRE(e.code == 0);
-        return e;
-    };
+    const auto evaluate = [&](const std::string& flags) { return place.evaluate(step_dir(out, 12), flags); };
     // used without the flags as with them; a different one is accepted with a notice
     const std::string plain = evaluate("").out;
     CHECK(evaluate("--window 5 --sinks 2").out == plain);
-    CHECK(evaluate("--window 5 --sinks 2").err.find("taken instead") == std::string::npos);
+    CHECK(evaluate("--window 5 --sinks 2").err.find("used instead") == std::string::npos);
     const Outcome whole = evaluate("--window 0");
     CHECK(whole.out != plain);
     CHECK(contains(whole.err, "--window 0 --sinks 0: used instead of 5 and 2"));
@@ -916,11 +892,8 @@ TEST_CASE("run: documents that are kept apart are so in the checkpoint", "[run][
     REQUIRE(o.code == 0);
     CHECK(contains(o.out, ", documents apart"));
     CHECK(config_of(step_dir(out, 12)).at("document_mask") == 0);
-    const auto evaluate = [&](const char* flags) {
-        const Outcome e = place.run(Flags().set("--load", step_dir(out, 12)).set("--val_files", place / "ids.bin")
-                                        .with("--eval_lengths 24,96 --threads 2").with(flags));
-        REQUIRE(e.code == 0);
-        return e;
+    const auto evaluate = [&](const std::string& flags) {
+        return place.evaluate(step_dir(out, 12), "--val_files " + place / "ids.bin" + " " + flags);
     };
     const std::string plain = evaluate("").out;
     CHECK(evaluate("--document_mask 1").out == plain);
@@ -1221,8 +1194,7 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
     const Outcome o = place.run(flags);
     REQUIRE(o.code == 0);
     std::vector<std::string> steps, validations;
-    for (size_t at = 0, end; (end = o.out.find('\n', at)) != std::string::npos; at = end + 1) {
-        const std::string line = o.out.substr(at, end - at);
+    for (const std::string& line : lines_of(o.out)) {
         INFO(line);
         const bool step = line.compare(0, 5, "step ") == 0;
         if (step && contains(line, " | loss ")) { steps.push_back(line.substr(0, line.find(" |"))); }
@@ -1323,10 +1295,7 @@ TEST_CASE("run: a finished run that is repeated logs its evaluations once", "[ru
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 2);
     for (int i = 0; i < 2; i++) { REQUIRE(place.run(flags.set("--resume", "1")).code == 0); }
     const auto sorted = [](const std::string& text) {                       // the last validation is logged again
-        std::vector<std::string> lines;
-        for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-            lines.push_back(text.substr(at, end - at));
-        }
+        std::vector<std::string> lines = lines_of(text);
         std::sort(lines.begin(), lines.end());
         return lines;
     };
@@ -1371,9 +1340,8 @@ TEST_CASE("run: limits of memory, threads no machine has, and batches that fit i
     if (!have_program()) { return; }
     Place place;
     const auto limited = [&](const char* kilobytes, const Flags& flags) {
-        std::string line = std::string("ulimit -v ") + kilobytes + " && exec " + place.program;
-        for (const std::string& word : flags.words()) { line += " '" + word + "'"; }
-        Process p("/bin/sh", {"-c", line}, place / "limited");
+        Process p("/bin/sh", {"-c", std::string("ulimit -v ") + kilobytes + " && exec " + place.command(flags)},
+                  place / "limited");
         return p.wait();
     };
     // 1 little address space is enough; with none for its threads, a run says so
@@ -1403,9 +1371,7 @@ TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][des
     if (!have_program()) { return; }
     Place place;
     const auto in_shell = [&](const Flags& f, const std::string& end, const std::string& name) {
-        std::string line = place.program;
-        for (const std::string& word : f.words()) { line += " '" + word + "'"; }
-        return Process("/bin/sh", {"-c", line + end}, place / name).wait();
+        return Process("/bin/sh", {"-c", place.command(f) + end}, place / name).wait();
     };
     REQUIRE(place.run(place.base).code == 0);
     const std::string log = read_file(place.out() + "/main.log");

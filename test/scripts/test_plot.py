@@ -77,6 +77,27 @@ class TestPlot(Folder):
         both = plotted(plot.plot_lengths([run, self.log("twin", self.record(64, 7))]))
         self.assertEqual(both["cable (twin)"], [(64, 7)])
 
+    def test_runs_with_equal_names_stay_apart(self):
+        probe = {"kind": "probe", "probe": "copy", "pos": "cable", "T": 64, "depth": 0}
+        head = {"kind": "head", "pos": "cable", "T": 64, "layer": 0, "head": 0, "live_tiles": 0.5, "window90": 1,
+                "sink_weight": {"4": 0.5}}
+        runs = [self.log(f"cable-T{n}/seed_42", {"kind": "train", "step": 0, "loss": n}, self.record(64, n),
+                         {"kind": "curve", "pos": "cable", "T": 1, "loss": [n]}, {**probe, "exact_share": n / 4},
+                         {**head, "entropy": n}) for n in (1, 2)]
+        names = ["cable-T1/seed_42", "cable-T2/seed_42"]
+        self.assertEqual(plotted(plot.plot_lengths(runs)), {f"cable ({names[n]})": [(64, n + 1)] for n in (0, 1)})
+        self.assertEqual(list(plotted(plot.plot_curve(runs))), [f"cable ({name}), T = 1" for name in names])
+        self.assertEqual(list(plotted(plot.plot_train(runs))), [f"{name}, train" for name in names])
+        maps = [ax for ax in plot.plot_probe(runs).axes if ax.images]
+        self.assertEqual([(ax.get_title(), ax.images[0].get_array().tolist()) for ax in maps[:2]],
+                         [(f"copy, {names[n]} (cable)", [[25 * n + 25]]) for n in (0, 1)])
+        rows = plot.plot_heads(runs).axes[::4]
+        self.assertEqual([ax.get_ylabel() for ax in rows], [f"{name} (cable)\nT = 64; layer" for name in names])
+        self.assertEqual([ax.images[0].get_array().tolist() for ax in plot.plot_heads(runs).axes[1::4]],
+                         [[[1]], [[2]]])
+        self.assertEqual(plot.name_of("a/b/c/", ["a/b/c/", "d/b/c", "b/e"]), "a/b/c")
+        self.assertEqual(plot.name_of("b/e", ["a/b/c", "d/b/c", "b/e"]), "e")
+
     def test_a_stretched_rope_is_a_line_of_its_own(self):
         stretch = {"rope_scaling": {"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 128}}
         curves = [{"kind": "curve", "pos": "rope", "T": 4, "loss": [4, 3, 2, last]} for last in (9, 1)]

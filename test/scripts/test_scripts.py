@@ -310,7 +310,13 @@ class TestCommands(Folder):
         for args, naming in ((("table1", "huge"), "huge"), (("table1", "fineweb-edu", "tiny"), "no such row"),
                              (("table9",), "table9"), (("table1", "--set", "stepz=4"), "stepz"),
                              (("table1", "--seeds", "a"), "--seeds"), ((), "expected an experiment"),
-                             (("arxiv_figure5", "512", "--set", "model=big"), "model=big")):
+                             (("arxiv_figure5", "512", "--set", "model=big"), "model=big"),
+                             (("table1", "--set", "steps=1e4"), "steps: expected a number of at least 0, got 1e4"),
+                             (("table1", "--set", "T=1k"), "--set T: expected"),
+                             (("quick", "--set", "T=0"), "--set T: expected a number of at least 1, got 0"),
+                             (("table2", "--set", "pairs.T=x"), "--set pairs.T: expected"),
+                             (("table1", "--set", "eval_lengths=512,"), "expected numbers separated by commas, got 51"),
+                             (("table1", "--set", "eval_lengths=0"), "--set eval_lengths")):
             r = script("paper.py", *args, "--dry_run")
             self.assertEqual(r.returncode, 2, args)
             self.assertIn(naming, r.stderr)

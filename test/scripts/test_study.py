@@ -315,6 +315,9 @@ class TestCompare(Fake):
         self.assertIn(": b is better", compare.verdict("a", "b", 64, noise + 0.05))
         self.assertIn(": undecided", compare.verdict("a", "b", 64, noise - noise.mean()))
         self.assertIn("undecided, as fewer than 3 seeds", compare.verdict("a", "b", 64, noise[:2] - 0.05))
+        with mock.patch.object(compare, "windows", lambda path, T: noise[0][:len(path)]), \
+                self.assertRaisesRegex(compare.BadInput, "expected as many windows in each evaluation, got 3 and 4"):
+            compare.sentence("a", "b", 64, ["one", "two"], ["six", "four"])
 
     def test_refusals(self):
         for words, message in ((("--compare", "one"), "expected two or more"), (("--compare", "one", "2"), "one 2")):
@@ -430,6 +433,16 @@ class TestQueue(Fake):
         how(p)
         out, err = p.communicate(timeout=PATIENCE)
         return p.returncode, out, err
+
+    def test_no_command_outlives_a_log_that_cannot_be_written(self):
+        os.makedirs(self.path("o"))
+        os.symlink("/dev/full", self.path("o", "output.log"))
+        said = self.write("says", f"echo $$ > {self.path('pid')}\nprintf '%20000s\\n' x\nexec sleep 100\n")
+        command = runqueue.Command("train", f"sh {said}", {}, self.path("o"), self.path("o", "train.done"), 1)
+        with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as err:
+            self.assertEqual(runqueue.Queue("queue", [runqueue.Job("one", "", [command])], [{}]).run(), 1)
+        self.assertIn("queue: one: [Errno 28] No space left on device", err.getvalue())
+        self.assertRaises(ProcessLookupError, os.kill, int(self.read("pid")), 0)
 
     def test_ctrl_c_and_resume(self):
         ways = (lambda p: os.killpg(p.pid, signal.SIGINT), lambda p: p.send_signal(signal.SIGTERM),

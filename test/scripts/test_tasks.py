@@ -363,20 +363,34 @@ class Table(Folder):
         self.assertIn("/nowhere: No such file or directory; build it with make",
                       self.run_it("--trainer", "/nowhere", code=2))
 
-    @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
-    def test_verdicts(self):
-        """scripts/verdict.py trains what its results lack, and keeps a number of each seed"""
-        results = self.path("verdicts.csv")
-        flags = {"trainer": self.trainer, "examples": 20}
-        row = verdict.Row("rope", "copy", {"copy": (98.5, 0.05)}, lambda r: 100 * int(r["exact"]) / int(r["examples"]),
-                          "a paper", flags, 1)
+    def judge_of(self, task, cells):
+        """verdict.py, with the row "here": (its exit code, what it prints)"""
+        row = verdict.Row("rope", task, cells, lambda r: 100 * int(r["exact"]) / int(r["examples"]), "a paper",
+                          {"trainer": self.trainer, "examples": 20}, 1)
 
         def judge(*words):
             with unittest.mock.patch.dict(verdict.ROWS, {"here": row}), \
                     unittest.mock.patch.dict(os.environ, {"PYTHONPATH": self.folder}):      # no figures
-                code, out, err = called(verdict.main, *words, "--results", results, "--out", self.path("v"))
+                code, out, err = called(verdict.main, *words, "--results", self.path("verdicts.csv"), "--out",
+                                        self.path("v"))
             return code, out + err
+        return judge
 
+    @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
+    def test_verdicts_continue_within_a_seed(self):
+        """a stop may come between the numbers of a seed"""
+        judge = self.judge_of("fflm", {task: (50, 0.05) for task in ("fflm", "fflm_sparse", "fflm_dense")})
+        for kept in "here,fflm_dense,2,before,7\n", "there,fflm,2,before,7\nthere,fflm_sparse,2,before,7\n":
+            self.write("verdicts.csv", "row,task,seed,commit,percent\n" + kept)
+            code, text = judge("here", "--seeds", "2")
+            self.assertEqual((code, text.count("undecided: published 50 %, ours ")), (0, 3), text)
+            rows = [row.split(",") for row in self.read("verdicts.csv").splitlines()]
+            self.assertEqual(sorted(row[1] for row in rows if row[0] == "here"), ["fflm", "fflm_dense", "fflm_sparse"])
+
+    @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
+    def test_verdicts(self):
+        """scripts/verdict.py trains what its results lack, and keeps a number of each seed"""
+        judge = self.judge_of("copy", {"copy": (98.5, 0.05)})
         self.assertRegex(judge("here", "--seeds", "2")[1], r"here: a paper\n  copy: undecided: published 98.5 %, "
                          r"ours 98 % \[0, 100\], seeds 2, commit \w+")
         self.assertRegex(self.read("verdicts.csv"), r"\Arow,task,seed,commit,percent\nhere,copy,2,\w+\+?,98\n\Z")

@@ -25,9 +25,7 @@ enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
 enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
 enum cublasLtReductionScheme_t {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
-    CUBLASLT_REDUCTION_SCHEME_INPLACE = 1,
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
-    CUBLASLT_REDUCTION_SCHEME_OUTPUT_TYPE = 4,
     CUBLASLT_REDUCTION_SCHEME_MASK = 7
 };
 enum cublasLtMatmulDescAttributes_t {
@@ -61,9 +59,7 @@ struct LtDoublePreference {
 struct cublasLtMatmulAlgo_t { uint64_t data[8]; };                          // which product, which candidate
 struct cublasLtMatmulHeuristicResult_t {
     cublasLtMatmulAlgo_t algo;
-    size_t workspaceSize;
     cublasStatus_t state;
-    float wavesCount;
     int reserved[4];
 };
 using cublasLtHandle_t = int*;

@@ -31,9 +31,6 @@ struct ncclUniqueId { char internal[128]; };
 struct ncclConfig_t { int blocking, maxCTAs; };
 #define NCCL_CONFIG_UNDEF_INT INT_MIN
 #define NCCL_CONFIG_INITIALIZER { 1, NCCL_CONFIG_UNDEF_INT }
-#define NCCL_MAJOR 2
-#define NCCL_MINOR 18
-#define NCCL_VERSION_CODE 21800
 
 struct SimtMessage {
     void* data;

@@ -76,12 +76,7 @@ inline dim3 threadIdx, blockIdx, blockDim, gridDim;
 
 struct alignas(8) float2 { float x, y; };
 struct alignas(16) float4 { float x, y, z, w; };
-struct alignas(16) int4 { int x, y, z, w; };
 struct alignas(16) uint4 { unsigned x, y, z, w; };
-inline float2 make_float2(float x, float y) { return {x, y}; }
-inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
-inline int4 make_int4(int x, int y, int z, int w) { return {x, y, z, w}; }
-inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 template <class To, class From> To simt_bits(From x) {
     static_assert(sizeof(To) == sizeof(From), "the same bits");
     To y;
@@ -90,12 +85,8 @@ template <class To, class From> To simt_bits(From x) {
 }
 inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
-inline int __float_as_int(float x) { return simt_bits<int>(x); }
-inline float __int_as_float(int x) { return simt_bits<float>(x); }
 
 using __nv_bfloat16 = bf16;
-inline __nv_bfloat16 __float2bfloat16(float x) { return (__nv_bfloat16)x; }
-inline float __bfloat162float(__nv_bfloat16 x) { return (float)x; }
 
 #include "simt_fibers.h"
 #include "simt_cuda.h"

@@ -52,12 +52,6 @@ inline unsigned __ballot_sync(unsigned mask, int predicate, SIMT_SITE) {
     }, file, line);
     return mine.result;
 }
-inline int __any_sync(unsigned mask, int predicate, SIMT_SITE) {
-    return __ballot_sync(mask, predicate, file, line) != 0;
-}
-inline int __all_sync(unsigned mask, int predicate, SIMT_SITE) {
-    return __ballot_sync(mask, predicate, file, line) == mask;
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // shared memory

@@ -19,22 +19,18 @@ enum cudaError_t {
     cudaErrorStreamCaptureImplicit = 906
 };
 enum cudaMemcpyKind {
-    cudaMemcpyHostToHost,
-    cudaMemcpyHostToDevice,
+    cudaMemcpyHostToDevice = 1,
     cudaMemcpyDeviceToHost,
-    cudaMemcpyDeviceToDevice,
-    cudaMemcpyDefault
+    cudaMemcpyDeviceToDevice
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2, cudaEventDefault = 0 };
+enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaDeviceAttr {
     cudaDevAttrClockRate,
     cudaDevAttrMultiProcessorCount,
     cudaDevAttrMaxSharedMemoryPerBlockOptin,
     cudaDevAttrComputeCapabilityMajor,
-    cudaDevAttrComputeCapabilityMinor,
-    cudaDevAttrMemoryClockRate,
-    cudaDevAttrGlobalMemoryBusWidth
+    cudaDevAttrComputeCapabilityMinor
 };
 // Done: it ran. Waits: for another stream. Later: for something outside of this process.
 enum class SimtTurn { Done, Waits, Later };
@@ -55,8 +51,8 @@ struct SimtEvent {
 using cudaEvent_t = SimtEvent*;
 struct cudaDeviceProp {
     char name[256];
-    size_t totalGlobalMem, sharedMemPerBlock, sharedMemPerBlockOptin, sharedMemPerMultiprocessor;
-    int multiProcessorCount, major, minor, warpSize, maxThreadsPerBlock, maxThreadsPerMultiProcessor, l2CacheSize;
+    size_t totalGlobalMem;
+    int multiProcessorCount, major, minor;
 };
 
 inline const char* cudaGetErrorString(cudaError_t e) {
@@ -73,7 +69,6 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         default: return "invalid argument";
     }
 }
-inline const char* cudaGetErrorName(cudaError_t e) { return cudaGetErrorString(e); }
 // A call's error stays the last error until cudaGetLastError() reads it, and the next launch would be blamed for it.
 // CUDA says that cudaErrorNotReady is not kept; here it is, so that no code relies on it.
 inline cudaError_t simt_last_error = cudaSuccess;
@@ -81,7 +76,6 @@ inline cudaError_t simt_error(cudaError_t e) {
     if (e != cudaSuccess) { simt_last_error = e; }
     return e;
 }
-inline cudaError_t cudaPeekAtLastError() { return simt_last_error; }
 inline cudaError_t cudaGetLastError() {
     const cudaError_t e = simt_last_error;
     simt_last_error = cudaSuccess;
@@ -172,11 +166,7 @@ inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::f
     c.graph->nodes.push_back({kind, work});
     return cudaSuccess;
 }
-enum cudaStreamCaptureMode {
-    cudaStreamCaptureModeGlobal,
-    cudaStreamCaptureModeThreadLocal,
-    cudaStreamCaptureModeRelaxed
-};
+enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
 inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
     if (s == nullptr || simt_capture.stream != nullptr) { return simt_error(cudaErrorStreamCaptureUnsupported); }
     simt_capture.stream = s;
@@ -275,9 +265,6 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
     return simt_enqueue(s, SimtWork::Set, [=] { if (bytes > 0) { memset(p, value, bytes); } });
 }
-inline cudaError_t cudaMemcpy(void* to, const void* from, size_t bytes, cudaMemcpyKind kind) {
-    return cudaMemcpyAsync(to, from, bytes, kind);
-}
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes); }
 
 inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
@@ -291,12 +278,6 @@ inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (const cudaError_t e = simt_waits()) { return e; }
     if (s == nullptr) { simt_run_all(true); } else { simt_run([=] { return s->queue.empty(); }); }
     return cudaSuccess;
-}
-// Each query takes a few more turns.
-inline cudaError_t cudaStreamQuery(cudaStream_t s) {
-    int turns = 3;
-    simt_run([&] { return s->queue.empty() || turns-- == 0; });
-    return s->queue.empty() ? cudaSuccess : simt_error(cudaErrorNotReady);
 }
 inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     cudaStreamSynchronize(s);
@@ -335,6 +316,7 @@ inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
     simt_run([=] { return e->complete(); });
     return cudaSuccess;
 }
+// Each query takes a few more turns.
 inline cudaError_t cudaEventQuery(cudaEvent_t e) {
     int turns = 3;
     simt_run([&] { return e->complete() || turns-- == 0; });
@@ -366,18 +348,7 @@ inline cudaError_t cudaDeviceGetPCIBusId(char* id, int n, int device) {
 inline cudaError_t cudaDriverGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaRuntimeGetVersion(int* v) { *v = 13000; return cudaSuccess; }
 inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
-    *p = {"simt (a CPU emulating CUDA)",
-          simt_memory(),
-          48 << 10,
-          SIMT_MAX_SHARED,
-          228 << 10,
-          1,
-          8,
-          0,
-          32,
-          1024,
-          2048,
-          1 << 20};
+    *p = {"simt (a CPU emulating CUDA)", simt_memory(), 1, 8, 0};
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
@@ -386,7 +357,6 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SIMT_MAX_SHARED; break;
         case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
         case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
-        case cudaDevAttrGlobalMemoryBusWidth: *value = 64; break;
         default: *value = 1000000;      // kHz
     }
     return cudaSuccess;

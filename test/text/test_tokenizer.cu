@@ -92,11 +92,6 @@ nlohmann::json tokenizer_json(const SmallBpe& bpe) {
                        {"merges", merges}}}};
 }
 
-std::string joined(const std::vector<std::string>& parts) {
-    std::string out;
-    for (const std::string& p : parts) { out += (out.empty() ? "" : "|") + p; }
-    return out;
-}
 std::string written_names(const Tokenizer& t) {         // of the files that a checkpoint holds
     std::vector<std::string> names;
     for (const auto& file : t.files) { names.push_back(file.first); }

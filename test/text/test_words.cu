@@ -2,7 +2,7 @@
 #include "llmc/base/rand.h"
 #include "llmc/engine/sha256.h"
 #include "llmc/engine/text/words.h"
-#include "test/catch.h"
+#include "test/files.h"
 
 namespace {
 
@@ -54,12 +54,6 @@ std::string utf8_of(unsigned c) {
     if (c < 0x800) { return {(char)(0xC0 | c >> 6), rest(0)}; }
     if (c < 0x10000) { return {(char)(0xE0 | c >> 12), rest(6), rest(0)}; }
     return {(char)(0xF0 | c >> 18), rest(12), rest(6), rest(0)};
-}
-
-std::string joined(const std::vector<std::string>& parts) {
-    std::string out;
-    for (const std::string& p : parts) { out += (out.empty() ? "" : "|") + p; }
-    return out;
 }
 
 std::string gpt2_cut(const std::string& text) {
