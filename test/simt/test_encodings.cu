@@ -303,4 +303,28 @@ KERNEL_TEST("attention on the GPU: head sizes without tensor-core kernels are po
     EXPECT(error.find("at most 250 fit") != std::string::npos, "'%s'", error.c_str());
 }
 
+// Their q and k need not begin on 16 bytes, as the kernels that look for tiles to skip expect
+KERNEL_TEST("attention on the GPU: heads without tensor-core kernels have no tiles looked for") {
+    const int tokens = TILE_SKIP_T, size = 20;
+    const DeviceArray<floatX> qkv(std::vector<floatX>((size_t)tokens * 3 * NH * size)), out(qkv.n), dqkv(qkv.n);
+    const DeviceArray<float> slopes({0.25f, 0.5f}), lse((size_t)NH * tokens);
+    const PositionConfig config = parse_position("alibi", tokens);
+    PositionView view = {};
+    view.NH = NH;
+    Alibi position(view);
+    position.slopes = slopes.p;
+    AttentionDims dims = {tokens, 0, tokens, NH, size, 3 * NH * size, 1.0f};
+    for (const bool forward : {true, false}) {
+        const DeviceArray<float> scratch(attention_backward_scratch(config, 1, tokens, NH, size));
+        const bool chosen = forward
+            ? choose_forward<true>(out.p, lse.p, scratch.p, qkv.p, position, dims, TileSkip::Default, 1, Stream(0))
+            : choose_backward<true>(dqkv.p, scratch.p, out.p, qkv.p, out.p, lse.p, position, dims, TileSkip::Default, 1,
+                                    Stream(0));
+        size_t written = 0;
+        for (const float x : scratch.host()) { written += !std::isnan(x); }
+        EXPECT(!chosen && written == 0, "%s: chosen %d, %zu floats of scratch are written",
+               forward ? "forward" : "backward", chosen, written);
+    }
+}
+
 } // namespace tests
