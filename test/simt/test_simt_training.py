@@ -84,7 +84,19 @@ def needs(*programs):
     return unittest.skipIf(absent, f"SKIPPED: not built: {', '.join(absent)}; make test builds all")
 
 
-class Training(unittest.TestCase):
+class WithText(unittest.TestCase):
+    """a directory with a text"""
+
+    def setUp(self):
+        directory = tempfile.TemporaryDirectory()
+        self.addCleanup(directory.cleanup)
+        self.at = lambda *names: os.path.join(directory.name, *names)
+        self.text = self.at("text.txt")
+        with open(self.text, "wb") as f:
+            f.write(TEXT)
+
+
+class Training(WithText):
     @needs(CPU, FP32)
     def test_float32(self):
         names = encodings() + composed()
@@ -117,40 +129,31 @@ class Training(unittest.TestCase):
     @needs(CPU, BF16)
     def test_the_memory_of_a_large_step(self):
         """xl at a million tokens per update fits 80 GB, because its 256 micro-batches share gradient buffers"""
-        with tempfile.TemporaryDirectory() as out:
-            text = os.path.join(out, "text.txt")
-            with open(text, "wb") as f:
-                f.write(TEXT)
-            command = [BF16, "--check", "--model", "xl", "--T", "1024", "--B", "4", "--total_batch", str(1 << 20),
-                       "--steps", "1", "--train_files", text, "--val_files", text]
-            p = subprocess.run(command, env=dict(os.environ, SIMT_MEMORY="80000000000"), stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, universal_newlines=True)
-            self.assertEqual(p.returncode, 0, p.stdout)
-            found = float(re.search(r"\(([\d.]+) GB for the parameters, ", p.stdout).group(1))
-            self.assertAlmostEqual(found / (1.4803 * 30), 1, delta=0.01)        # 10^9 of 30 bytes, with 256 tokens
+        command = [BF16, "--check", "--model", "xl", "--T", "1024", "--B", "4", "--total_batch", str(1 << 20),
+                   "--steps", "1", "--train_files", self.text, "--val_files", self.text]
+        p = subprocess.run(command, env=dict(os.environ, SIMT_MEMORY="80000000000"), stdout=subprocess.PIPE,
+                           stderr=subprocess.STDOUT, universal_newlines=True)
+        self.assertEqual(p.returncode, 0, p.stdout)
+        found = float(re.search(r"\(([\d.]+) GB for the parameters, ", p.stdout).group(1))
+        self.assertAlmostEqual(found / (1.4803 * 30), 1, delta=0.01)        # 10^9 of 30 bytes, with 256 tokens
 
     @needs(CPU, BF16)
     def test_nothing_is_recomputed_where_it_fits(self):
-        with tempfile.TemporaryDirectory() as out:
-            text = os.path.join(out, "text.txt")
-            with open(text, "wb") as f:
-                f.write(TEXT)
+        def planned(memory, *flags):
+            """what is recomputed, and the bytes"""
+            p = subprocess.run([BF16, "--check", "--model", "4,4,256", "--T", "1024", "--B", "8", "--steps", "1",
+                                "--train_files", self.text, "--val_files", self.text, *flags],
+                               env=dict(os.environ, SIMT_MEMORY=str(memory)), stdout=subprocess.PIPE,
+                               stderr=subprocess.STDOUT, universal_newlines=True)
+            self.assertEqual(p.returncode, 0, p.stdout)
+            return (int(re.search(r"--recompute\s+(\d)", p.stdout).group(1)),
+                    float(re.search(r"^memory: ([\d.]+) MB needed", p.stdout, re.M).group(1)))
 
-            def planned(memory, *flags):
-                """what is recomputed, and the bytes"""
-                p = subprocess.run([BF16, "--check", "--model", "4,4,256", "--T", "1024", "--B", "8", "--steps", "1",
-                                    "--train_files", text, "--val_files", text, *flags],
-                                   env=dict(os.environ, SIMT_MEMORY=str(memory)), stdout=subprocess.PIPE,
-                                   stderr=subprocess.STDOUT, universal_newlines=True)
-                self.assertEqual(p.returncode, 0, p.stdout)
-                return (int(re.search(r"--recompute\s+(\d)", p.stdout).group(1)),
-                        float(re.search(r"^memory: ([\d.]+) MB needed", p.stdout, re.M).group(1)))
-
-            nothing, gelu = planned(10 ** 10, "--recompute", "0")[1], planned(10 ** 10, "--recompute", "1")[1]
-            self.assertLess(gelu, 0.95 * nothing)
-            self.assertEqual(planned(10 ** 10), (0, nothing))
-            workspace = 128 << 20                                               # LT_WORKSPACE, which no array may have
-            self.assertEqual(planned(int(1.05e6 * nothing) + workspace), (1, gelu))     # a tenth is left free
+        nothing, gelu = planned(10 ** 10, "--recompute", "0")[1], planned(10 ** 10, "--recompute", "1")[1]
+        self.assertLess(gelu, 0.95 * nothing)
+        self.assertEqual(planned(10 ** 10), (0, nothing))
+        workspace = 128 << 20                                               # LT_WORKSPACE, which no array may have
+        self.assertEqual(planned(int(1.05e6 * nothing) + workspace), (1, gelu))     # a tenth is left free
 
     def test_accumulation_and_recompute(self):
         """micro-batches, recompute and several layers and heads, on the tensor-core kernels"""
@@ -163,74 +166,63 @@ class Training(unittest.TestCase):
     @needs(BF16)
     def test_a_resumed_run_has_the_same_bits(self):
         """in bf16: the weights of a step are those that the update before it has rounded, by draws of its own"""
-        with tempfile.TemporaryDirectory() as out:
-            text = os.path.join(out, "text.txt")
-            with open(text, "wb") as f:
-                f.write(TEXT)
+        def train(name, steps, *flags):
+            """the files of its last checkpoint"""
+            run(BF16, "--train_files", self.text, "--model", "1,1,64", "--T", "34", "--B", "1", "--steps", str(steps),
+                "--lr", "1e-3", "--schedule", "constant", "--warmup", "1", "--val_every", "0",
+                "--sample_every", "0", "--checkpoint_every", "2", "--out", self.at(name), *flags)
+            found = []
+            for file in "model.safetensors", "optimizer_0.state":
+                with open(self.at(name, f"step_{steps:08d}", file), "rb") as f:
+                    found.append(f.read())
+            return found
 
-            def train(name, steps, *flags):
-                """the files of its last checkpoint"""
-                run(BF16, "--train_files", text, "--model", "1,1,64", "--T", "34", "--B", "1", "--steps", str(steps),
-                    "--lr", "1e-3", "--schedule", "constant", "--warmup", "1", "--val_every", "0",
-                    "--sample_every", "0", "--checkpoint_every", "2", "--out", os.path.join(out, name), *flags)
-                found = []
-                for file in "model.safetensors", "optimizer_0.state":
-                    with open(os.path.join(out, name, f"step_{steps:08d}", file), "rb") as f:
-                        found.append(f.read())
-                return found
-
-            whole = train("whole", 4)
-            self.assertFalse(train("resumed", 2) == whole)
-            resumed = train("resumed", 4, "--resume", "1", "--allow_change", "steps")
-            self.assertTrue(resumed == whole, "the files of the resumed run differ")
+        whole = train("whole", 4)
+        self.assertFalse(train("resumed", 2) == whole)
+        resumed = train("resumed", 4, "--resume", "1", "--allow_change", "steps")
+        self.assertTrue(resumed == whole, "the files of the resumed run differ")
 
     @needs(BF16)
     def test_profile(self):
         """--profile counts every kernel, the tensor-core ones too, as often as scripts/roofline.py predicts it"""
-        with tempfile.TemporaryDirectory() as out:
-            text, printed = out + "/text.txt", out + "/printed.txt"
-            with open(text, "wb") as f:
-                f.write(TEXT)
-            with open(printed, "w") as f:
-                f.write(run(BF16, "--train_files", text, "--val_files", text, "--model", "2,2,128", "--T", "66",
-                            "--B", "1", "--steps", "1", "--recompute", "1", "--profile", "1", "--val_every", "0",
-                            "--sample_every", "0"))
-            gpu = roofline.GPUS["H200"]
-            rows = roofline.step_rows(roofline.shape_of((2, 2, 128), 1, 66, "cable", 256), gpu, recompute=1)
-            rows = [r for r in rows if r.kernel not in ("memset", "(host)")]
-            profile = {k: v for k, v in roofline.measured(printed).items() if k[0] != "(host)"}
-            table = roofline.compared(rows, gpu, profile)
-            self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
-            self.assertTrue(all(ms > 0 for _, ms in profile.values()), profile)
+        printed = self.at("printed.txt")
+        with open(printed, "w") as f:
+            f.write(run(BF16, "--train_files", self.text, "--val_files", self.text, "--model", "2,2,128", "--T", "66",
+                        "--B", "1", "--steps", "1", "--recompute", "1", "--profile", "1", "--val_every", "0",
+                        "--sample_every", "0"))
+        gpu = roofline.GPUS["H200"]
+        rows = roofline.step_rows(roofline.shape_of((2, 2, 128), 1, 66, "cable", 256), gpu, recompute=1)
+        rows = [r for r in rows if r.kernel not in ("memset", "(host)")]
+        profile = {k: v for k, v in roofline.measured(printed).items() if k[0] != "(host)"}
+        table = roofline.compared(rows, gpu, profile)
+        self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
+        self.assertTrue(all(ms > 0 for _, ms in profile.values()), profile)
 
     @needs(CPU, FP32, BF16)
     def test_use_of_a_trained_model(self):
         """from one checkpoint: greedy generation (the one-token kernels) and perplexities"""
-        with tempfile.TemporaryDirectory() as out:
-            text, model = out + "/text.txt", out + "/model"
-            with open(text, "wb") as f:
-                f.write(TEXT)
-            common = ["--val_files", text, "--sample_every", "0", "--val_every", "0"]
+        model = self.at("model")
+        common = ["--val_files", self.text, "--sample_every", "0", "--val_every", "0"]
 
-            def stdout(program, *flags):
-                return run(program, *common, *flags, stderr=subprocess.PIPE)
+        def stdout(program, *flags):
+            return run(program, *common, *flags, stderr=subprocess.PIPE)
 
-            run(CPU, *common, "--train_files", text, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60",
-                "--warmup", "5", "--lr", "1e-2", "--checkpoint_every", "60", "--out", model)
-            generate = ["--load", model, "--generate", "const int ", "--tokens", "12", "--temperature", "0"]
-            evaluate = ["--load", model, "--eval_lengths", "48,80", "--eval_tokens", "160"]
-            (want, want_eval), (fp32, fp32_eval), (bf16, bf16_eval) = in_parallel(
-                [lambda p=p: (stdout(p, *generate), stdout(p, *evaluate)) for p in (CPU, FP32, BF16)])
-            self.assertEqual(fp32, want)
-            self.assertGreaterEqual(len(want), 12)
-            self.assertEqual(len(bf16), len(want))
+        run(CPU, *common, "--train_files", self.text, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60",
+            "--warmup", "5", "--lr", "1e-2", "--checkpoint_every", "60", "--out", model)
+        generate = ["--load", model, "--generate", "const int ", "--tokens", "12", "--temperature", "0"]
+        evaluate = ["--load", model, "--eval_lengths", "48,80", "--eval_tokens", "160"]
+        (want, want_eval), (fp32, fp32_eval), (bf16, bf16_eval) = in_parallel(
+            [lambda p=p: (stdout(p, *generate), stdout(p, *evaluate)) for p in (CPU, FP32, BF16)])
+        self.assertEqual(fp32, want)
+        self.assertGreaterEqual(len(want), 12)
+        self.assertEqual(len(bf16), len(want))
 
-            def perplexities(text):
-                return [float(m) for m in re.findall(r"^ *(?:48|80)\b.*?(\d+\.\d+)", text, re.M)]
-            self.assertEqual(len(perplexities(want_eval)), 2, want_eval)
-            self.assertEqual(perplexities(fp32_eval), perplexities(want_eval))
-            ratios = [a / b for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))]
-            self.assertLess(max(abs(r - 1) for r in ratios), 2.0 ** -7)
+        def perplexities(text):
+            return [float(m) for m in re.findall(r"^ *(?:48|80)\b.*?(\d+\.\d+)", text, re.M)]
+        self.assertEqual(len(perplexities(want_eval)), 2, want_eval)
+        self.assertEqual(perplexities(fp32_eval), perplexities(want_eval))
+        ratios = [a / b for a, b in zip(perplexities(bf16_eval), perplexities(want_eval))]
+        self.assertLess(max(abs(r - 1) for r in ratios), 2.0 ** -7)
 
     @needs(CPU, FP32, BF16)
     def test_window(self):
@@ -250,31 +242,28 @@ class Training(unittest.TestCase):
         were computed"""
         if not built("alibi"):
             self.skipTest("SKIPPED: this build has no alibi")
-        with tempfile.TemporaryDirectory() as out:
-            text, model = out + "/text.txt", out + "/model"
-            with open(text, "wb") as f:
-                f.write(TEXT)
-            common = ["--val_files", text, "--sample_every", "0", "--val_every", "0"]
-            run(CPU, *common, "--train_files", text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1",
-                "--steps", "2", "--checkpoint_every", "2", "--out", model)
+        model = self.at("model")
+        common = ["--val_files", self.text, "--sample_every", "0", "--val_every", "0"]
+        run(CPU, *common, "--train_files", self.text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1",
+            "--steps", "2", "--checkpoint_every", "2", "--out", model)
 
-            def evaluate(skip):
-                """the losses, and the share of the tiles that were computed"""
-                stdout = run(BF16, *common, "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048",
-                             "--tile_skip", skip, "--out", out + "/" + skip, stderr=subprocess.PIPE)
-                live = re.search(r"([0-9.]+)% of the tiles live", stdout)
-                with open(out + "/" + skip + "/log.jsonl") as f:
-                    found = [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"]
-                return found, float(live.group(1)) if live else 100.0
+        def evaluate(skip):
+            """the losses, and the share of the tiles that were computed"""
+            stdout = run(BF16, *common, "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048",
+                         "--tile_skip", skip, "--out", self.at(skip), stderr=subprocess.PIPE)
+            live = re.search(r"([0-9.]+)% of the tiles live", stdout)
+            with open(self.at(skip, "log.jsonl")) as f:
+                found = [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"]
+            return found, float(live.group(1)) if live else 100.0
 
-            (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel(
-                [lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
-            self.assertEqual(len(off), 1)
-            self.assertEqual(exact, off)
-            self.assertAlmostEqual(default[0] / off[0], 1, delta=2.0 ** -20)
-            self.assertEqual(all_tiles, 100)
-            self.assertLess(default_live, exact_live)
-            self.assertLess(exact_live, 100)
+        (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel(
+            [lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
+        self.assertEqual(len(off), 1)
+        self.assertEqual(exact, off)
+        self.assertAlmostEqual(default[0] / off[0], 1, delta=2.0 ** -20)
+        self.assertEqual(all_tiles, 100)
+        self.assertLess(default_live, exact_live)
+        self.assertLess(exact_live, 100)
 
 
 def gradients(checkpoint, C):
@@ -306,19 +295,15 @@ def apart(a, b):
 
 
 @needs(CPU, CPU_BERT, BF16_BERT)                # CPU says which encodings there are
-class Bert(unittest.TestCase):
+class Bert(WithText):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.at = lambda *names: os.path.join(directory.name, *names)
-        with open(self.at("text.txt"), "wb") as f:
-            f.write(TEXT)
+        super().setUp()
         # documents of about 10 to 80 bytes: shorter than a tile of 64, longer, and cut at T
         with open(self.at("pairs.txt"), "wb") as f:
             words = TEXT.split()
             for k in range(0, 60, 5):
                 f.write(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9])))
-        self.common = ["--train_files", self.at("text.txt"), "--val_files", self.at("text.txt"), "--val_every", "0"]
+        self.common = ["--train_files", self.text, "--val_files", self.text, "--val_every", "0"]
 
     def run_it(self, program, *flags):
         run(program, *self.common, *flags)
