@@ -1103,8 +1103,8 @@ TEST_CASE("run: a step that is skipped is a step, with its samples and its learn
     if (!have_program()) { return; }
     Place place;
     // updates too small to change a loss, so that it tells the samples
-    const Flags flags = place.base.with("--model 1,2,16 --T 16 --steps 200 --schedule linear --warmup 10 --lr 1e-30 --final_lr 0.1")
-        .with("--val_every 0 --checkpoint_every 0");
+    const Flags flags = place.base.with("--model 1,2,16 --T 16 --steps 200 --schedule linear --warmup 10 --lr 1e-30")
+        .with("--final_lr 0.1 --val_every 0 --checkpoint_every 0");
     REQUIRE(place.run(flags).code == 0);
     REQUIRE(place.run(flags.set("--skip_loss_z", "1").set("--out", place / "skipping")).code == 0);
     const auto train = [](const std::string& out) { return of_kind(json_lines(out + "/log.jsonl"), "train"); };
