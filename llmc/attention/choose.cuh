@@ -209,8 +209,8 @@ inline double live_tile_share(const float* scratch, const PositionView& v, int T
 // backward
 
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
-// dout after v.kv_len are not read: those of dqkv become 0, and nothing is added to any sum. scratch:
-// attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
+// dqkv after v.kv_len become 0, and those of qkv and dout, which must be finite on the tensor cores, add nothing to any
+// sum. scratch: attention_backward_scratch floats.  dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {

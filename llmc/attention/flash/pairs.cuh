@@ -238,7 +238,7 @@ template <FlashBias Kind, int HS> struct FlashOwner {
         const int t = tile * FLASH_TILE;
         const bf16* from = Input == FLASH_DOUT ? block.dout(args, t) : block.qkv(args, t, Input);
         const int stride = Input == FLASH_DOUT ? args.NH * block.columns : args.OC;
-        flash_load_tile<HS>(to, from, stride, block.columns, block.keys - t);
+        flash_load_tile<HS>(to, from, stride, block.columns, args.T - t);
     }
     template <FlashInput First, FlashInput Second> __device__ void load_owned() const {
         load<First>(own_tile(0), tile());
