@@ -27,7 +27,7 @@
 //   LogDistance  -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + (g_i (S_i - S_j))^2)         kcable
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple, bam, sandwich, alibi_trained
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
-//   Unknown      any other (cope, cable_signed, grape_k): attention runs on the portable kernels, in every build
+//   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
 // The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, attention/skip.cuh). The
 // rest have heavy tails.
@@ -36,10 +36,11 @@ __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
 }
 // of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
 __host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
-// The share of the tiles (causal: of the causal ones) that is computed; live(x): how many tile x of the queries has
-template <class Live> double tile_share(int all_tiles, int tiles, bool causal, Live live) {
+// The share of the tiles (causal: of the causal ones) that is computed. rows: tiles of queries, `tiles` of them in each
+// head; live(x): how many tiles of keys row x meets
+template <class Live> double tile_share(int rows, int tiles, bool causal, Live live) {
     double computed = 0.0, all = 0.0;
-    for (int x = 0; x < all_tiles; x++) {
+    for (int x = 0; x < rows; x++) {
         all += causal ? x % tiles + 1 : tiles;
         computed += live(x);
     }

@@ -171,7 +171,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
 
     // 1. the queries and the first tile of keys are on their way, in one group of copies
     if (walk.count > 0) {
-        flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.HS, keys - i0);
+        flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.HS, args.T - i0);
         fetch(walk.tile(0), 0);
     }
     rows.S = tile_biases + 2 * FLASH_TILE_BIAS + row;
