@@ -129,8 +129,7 @@ inline double chosen_share(const float* scratch, const PositionView& v, int T, S
     if (!uses_flash(*v.config, v.HS)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
-    const auto live = [&](int x) { return span[x].last - span[x].first + 1; };
-    return tile_share((int)span.size(), ceil_div(T, FLASH_TILE), v.causal, live);
+    return flash_live_share(span.data(), v.NH, T, v.causal);
 }
 #else
 #include "skip.cuh"

@@ -159,7 +159,6 @@ inline void dot_products(float* out, const float* q, const float* const* d, int 
     for (; c + SEARCH_LANES <= C; c += SEARCH_LANES) {
         SearchLanes x, y;
         memcpy(&x, q + c, sizeof x);
-        UNROLL
         for (int j = 0; j < SEARCH_ROWS; j++) {
             memcpy(&y, d[j] + c, sizeof y);
             sums[j] += x * y;

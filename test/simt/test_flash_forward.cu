@@ -738,12 +738,9 @@ static void check_skipping(const Problem& p, uint64_t seed, Sides sides,
 
     const float tau = flash_skip_tau(p.T);
     const std::vector<FlashSpan> fast = skip(device, x, tau);
+    const double share = flash_live_share(exact.data(), p.B * p.NH, p.T, p.causal);
+    const double fast_share = flash_live_share(fast.data(), p.B * p.NH, p.T, p.causal);
     const int tiles = ceil_div(p.T, 64);
-    const auto share_of = [&](const std::vector<FlashSpan>& spans) {
-        const auto live = [&](int x) { return spans[(size_t)x].last - spans[(size_t)x].first + 1; };
-        return tile_share(p.B * p.NH * tiles, tiles, p.causal, live);
-    };
-    const double share = share_of(exact), fast_share = share_of(fast);
     const int all_tiles = p.B * p.NH * (p.causal ? tiles * (tiles + 1) / 2 : tiles * tiles);
     EXPECT(!p.kv_len.empty() || std::fabs((1.0 - share) * all_tiles - (n.left + n.right)) < 1e-9,
            "%s: a share of %.3f, %d tiles of %d are skipped", p.text().c_str(), share, n.left + n.right, all_tiles);

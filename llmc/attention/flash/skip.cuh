@@ -136,3 +136,9 @@ void flash_skip(FlashSpan* span, float* key_norm, const FlashArgs& args, float t
     launch(flash_key_norm_scan_kernel, Grid((size_t)BNH * (Causal ? 1 : 2), 32, 0, stream), key_norm, tiles, BNH);
     launch(flash_skip_kernel<Causal, Kind>, grid, span, key_norm, args, tau);
 }
+
+// The share of tiles that spans (BNH,ceil(T/64)), in host memory, leave alive
+inline double flash_live_share(const FlashSpan* span, int BNH, int T, bool causal) {
+    const int tiles = ceil_div(T, FLASH_TILE);
+    return tile_share(BNH * tiles, tiles, causal, [&](int x) { return span[x].last - span[x].first + 1; });
+}
