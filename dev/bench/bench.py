@@ -65,15 +65,20 @@ def trainer(shape, pos, steps, *extra):
             "--recompute", "0", "--out", out, *extra], out
 
 
+def step_ms(shape, pos):
+    """milliseconds of each step"""
+    command, out = trainer(shape, pos, SHAPES[shape][5])
+    run(command)
+    return [r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"]
+
+
 def ours(shape, pos):
     """tokens/s of train_gpt2: of the median step, without the first quarter, which warms up; or by CPU time"""
     T, B, steps = SHAPES[shape][2], SHAPES[shape][3], SHAPES[shape][5]
     if CPU_TIME:
         long, short = (cpu_seconds(trainer(shape, pos, n)[0]) for n in (steps + 1, 1))
         return B * T * steps / (long - short)
-    command, out = trainer(shape, pos, steps)
-    run(command)
-    ms = [r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"]
+    ms = step_ms(shape, pos)
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
 
 
@@ -176,23 +181,29 @@ def compare(shapes):
 
 
 def costs():
-    """prints how much longer a training step takes with each encoding than with none: CPU time, in turns"""
-    names = [name for name in console.encodings(runqueue.help_of("./train_gpt2")) if name != "none"]
-    print(f"commit {ledger.commit()}, {ROUNDS} rounds, load {os.getloadavg()[0]:.0f}\n")
-    print("| encoding | " + " | ".join(f"T {T}, %" for T in COSTS) + " |\n|---|" + "---|" * len(COSTS))
+    """prints how much longer the fastest training step takes with each encoding than with none, in turns; and how far
+    the fastest steps of an encoding's rounds are apart, which is how much of that is chance"""
+    names = console.encodings(runqueue.help_of("./train_gpt2"))
+    fastest, start = {}, time.time()
+    turns = [(r, shape, pos) for r in range(ROUNDS) for shape in COSTS for pos in names]
+    for done, (_, shape, pos) in enumerate(turns, 1):
+        fastest.setdefault((shape, pos), []).append(min(step_ms(shape, pos)))
+        left = (time.time() - start) / done * (len(turns) - done)
+        print(f"  {done}/{len(turns)} {shape} {pos}: {fastest[shape, pos][-1]:.1f} ms "
+              f"(load {os.getloadavg()[0]:.1f}; {left / 60:.0f} min left)", flush=True)
+    print(f"\ncommit {ledger.commit()}, {THREADS} threads, {ROUNDS} rounds\n")
+    print("| encoding | " + " | ".join(f"T {T}: over none, % | rounds apart, %" for T in COSTS) + " |")
+    print("|---|" + "---|" * 2 * len(COSTS))
     for pos in names:
-        more = {T: [ours(T, "none") / ours(T, pos) - 1 for _ in range(ROUNDS)] for T in COSTS}
-        cells = [f"{100 * statistics.median(x):+.0f} ({100 * min(x):+.0f} to {100 * max(x):+.0f})"
-                 for x in more.values()]
-        print(f"| `{pos}` | {' | '.join(cells)} |", flush=True)
+        cells = [f"{100 * (min(x) / min(fastest[shape, 'none']) - 1):+.1f} | {100 * (max(x) / min(x) - 1):.1f}"
+                 for shape in COSTS for x in [fastest[shape, pos]]]
+        print(f"| `{pos}` | {' | '.join(cells)} |")
 
 
 def main():
     wanted = sys.argv[1:] or [*SHAPES, "memory"]
     if set(wanted) - {*SHAPES, "memory", "encodings"}:
         sys.exit(f"expected {', '.join(SHAPES)}, memory or encodings, got {' '.join(wanted)}")
-    if "encodings" in wanted and not CPU_TIME:
-        sys.exit("encodings: expected THREADS=1, because it counts CPU time")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
