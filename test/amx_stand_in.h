@@ -4,8 +4,7 @@
 //     g++ -include test/amx_stand_in.h -DPRECISION_BF16 ...
 //
 // Where the compiler has the instructions they are used, and this file changes nothing.
-#ifndef TEST_AMX_STAND_IN_H
-#define TEST_AMX_STAND_IN_H
+#pragma once
 
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)
 constexpr bool AMX_STAND_IN = false;
@@ -79,6 +78,4 @@ inline thread_local AmxStandIn amx_stand_in;
 #define _tile_stored(t, to, stride) amx_stand_in.store(t, to, stride)
 #define _tile_dpbf16ps(c, a, b) amx_stand_in.dot(c, a, b)
 #define syscall(number, code, feature) ((void)(code), (void)(feature), 0L)      // the kernel permits it
-#endif
-
 #endif

@@ -1,6 +1,5 @@
 // catch.h -- Catch2 version 2 (Debian 12, Ubuntu 22.04) or 3 (Ubuntu 24.04), whichever is installed.
-#ifndef TEST_CATCH_H
-#define TEST_CATCH_H
+#pragma once
 
 #if __has_include(<catch2/catch_all.hpp>)
 #include <catch2/catch_all.hpp>
@@ -24,5 +23,3 @@ template <class F> int throws_with(F f, const std::string& text) {
     FAIL("no error; expected one about '" << text << "'");
     return 0;
 }
-
-#endif

@@ -1,6 +1,5 @@
 // checkpoint.h -- whole checkpoints of one process.
-#ifndef TEST_CHECKPOINT_H
-#define TEST_CHECKPOINT_H
+#pragma once
 
 #include "llmc/engine/run/save.h"
 
@@ -18,5 +17,3 @@ inline void load_checkpoint(const std::string& dir, Checkpoint& c) {
     reader.read_moments();
     c.state = std::move(reader.state);
 }
-
-#endif

@@ -1,6 +1,5 @@
 // files.h -- temporary directories and files for tests, and the place of the real data.
-#ifndef TEST_FILES_H
-#define TEST_FILES_H
+#pragma once
 
 #include <climits>
 
@@ -85,5 +84,3 @@ inline std::string real_data() {
     }
     return std::string(directory) + "/";
 }
-
-#endif

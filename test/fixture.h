@@ -1,6 +1,5 @@
 // fixture.h -- a small model that PyTorch has computed (dev/hf/make_fixtures.py), and how far a trainer is from it.
-#ifndef TEST_FIXTURE_H
-#define TEST_FIXTURE_H
+#pragma once
 
 #include <set>
 
@@ -230,5 +229,3 @@ inline std::vector<std::string> models_with_fixture(const std::string& family) {
 #endif
     return names;
 }
-
-#endif

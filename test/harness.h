@@ -1,7 +1,6 @@
 // harness.h -- shared by all numerical tests, with Catch2 (oracle.h) and on the emulated GPU (simt/kernel_test.h):
 // arrays on the device that start poisoned, random numbers, closeness. A failure here throws an Error.
-#ifndef TEST_HARNESS_H
-#define TEST_HARNESS_H
+#pragma once
 
 #include <cfloat>
 #include <cmath>
@@ -153,5 +152,3 @@ template <class T, class U> double relative_l2(const std::vector<T>& got, const 
 template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // layer.h -- one layer of a model that is nothing but attention: what a trainer hands to an encoding, and the oracle of
 // one sequence.
-#ifndef TEST_LAYER_H
-#define TEST_LAYER_H
+#pragma once
 
 #include "test/oracle.h"
 #include "test/oracle_positions.h"
@@ -215,5 +214,3 @@ struct AttentionLayer {
         return find_oracle(o.name).reads_scores ? cope<float>(o, qkv, b, h, first).bias : oracle_bias(rounded(o), h);
     }
 };
-
-#endif

@@ -4,8 +4,7 @@
 //   1. oracle<double>'s backward is the derivative of its forward: check_gradient(), by central differences.
 //   2. oracle<float> against oracle<double>: the error that float32 makes on this input, the unit of the tolerance.
 //   3. the kernel against oracle<double>: check_close() allows a multiple of that unit.
-#ifndef TEST_ORACLE_H
-#define TEST_ORACLE_H
+#pragma once
 
 #include <functional>
 
@@ -105,5 +104,3 @@ template <class F> void check_thread_invariance(F f) {
     }
     set_threads(2);
 }
-
-#endif

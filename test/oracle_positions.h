@@ -1,6 +1,5 @@
 // oracle_positions.h -- what the tests ask of the oracles of oracle_positions.cu, which are compiled once.
-#ifndef TEST_ORACLE_POSITIONS_H
-#define TEST_ORACLE_POSITIONS_H
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -203,5 +202,3 @@ template <class R> struct CopeHead {
         }
     }
 };
-
-#endif

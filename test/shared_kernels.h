@@ -2,8 +2,7 @@
 //
 // With -DSHARED_KERNELS the kernels are only declared here, and the program is linked with shared_kernels.cu. Without
 // it every test file that calls them compiles some forty kernels of its own.
-#ifndef TEST_SHARED_KERNELS_H
-#define TEST_SHARED_KERNELS_H
+#pragma once
 
 #include "llmc/attention/choose.cuh"
 
@@ -22,6 +21,4 @@ POSITIONS(X)
 #undef X
 #undef BACKWARD
 #undef FORWARD
-#endif
-
 #endif

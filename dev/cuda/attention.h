@@ -3,8 +3,7 @@
 //   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     P = softmax(logit)     out_i = sum_j P_ij v_j
 //   CABLE's bias, causal. S and g are inputs here: cable_scan.cu is the ladder that makes S. Names as in
 //   llmc/attention.cuh.
-#ifndef DEV_CUDA_ATTENTION_H
-#define DEV_CUDA_ATTENTION_H
+#pragma once
 
 #include "attention_oracle.h"
 
@@ -216,5 +215,3 @@ __device__ inline void store_rows(const Backward& p, const float* sum, int bh, i
         p.dqkv[token_at(p.dims, bh, t0 + e / HS, part) + e % HS] = (floatX)(factor * sum[e]);
     }
 }
-
-#endif

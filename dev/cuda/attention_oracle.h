@@ -3,8 +3,7 @@
 //
 //   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     P = softmax(logit)     out_i = sum_j P_ij v_j
 //   dP_ij = dout_i.v_j     row_dot_i = out_i.dout_i     dlogit_ij = P_ij (dP_ij - row_dot_i)
-#ifndef DEV_CUDA_ATTENTION_ORACLE_H
-#define DEV_CUDA_ATTENTION_ORACLE_H
+#pragma once
 
 #include "ladder.h"
 
@@ -132,5 +131,3 @@ inline double oracle_error() {
     }
     return std::fabs((loss[0] - loss[1]) / (2 * h) - slope) / size;
 }
-
-#endif

@@ -9,8 +9,7 @@
 //   g++ -std=c++17 -O2 -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   g++ -std=c++17 -O1 -include test/simt/simt.h -Itest/simt -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   nvcc -std=c++17 -O3 -Xcompiler -fopenmp -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
-#ifndef DEV_CUDA_LADDER_H
-#define DEV_CUDA_LADDER_H
+#pragma once
 
 #include "test/harness.h"
 
@@ -188,5 +187,3 @@ template <class F> int run_ladder(F ladder) {
         return e.code;
     }
 }
-
-#endif

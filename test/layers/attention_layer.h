@@ -6,8 +6,7 @@
 //
 // Tolerances come only from the oracles: the float32 loops and the float32 bias have no tricks, so their error on the
 // same input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times that).
-#ifndef TEST_ATTENTION_LAYER_H
-#define TEST_ATTENTION_LAYER_H
+#pragma once
 
 #include "test/layer.h"
 #include "test/layers/attention_oracle.h"
@@ -291,5 +290,3 @@ inline std::string layer_text(const std::string& pos, LayerShape s, bool causal,
     for (size_t b = 0; b < lengths.size(); b++) { t += strprintf("%s %d", b == 0 ? ", lengths" : "", lengths[b]); }
     return t;
 }
-
-#endif

@@ -12,8 +12,7 @@
 //   dlogit_ij = P_ij (dP_ij - row_dot_i)     since softmax changes by P_ij ([j = k] - P_ik) with logit_ik
 //   dv_j = sum_i P_ij dout_i                 dq_i = scale sum_j dlogit_ij k_j
 //   dB_ij = dlogit_ij                        dk_j = scale sum_i dlogit_ij q_i
-#ifndef TEST_ATTENTION_ORACLE_H
-#define TEST_ATTENTION_ORACLE_H
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -83,5 +82,3 @@ private:
         return sum;
     }
 };
-
-#endif

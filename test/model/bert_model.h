@@ -3,8 +3,7 @@
 //
 // The fixtures (dev/hf/make_fixtures.py) hold a small model for every encoding, computed in float64, and for each
 // tensor the error that PyTorch makes in float32, which is the unit of the tolerances.
-#ifndef TEST_BERT_MODEL_H
-#define TEST_BERT_MODEL_H
+#pragma once
 
 #include "test/fixture.h"
 #include "test/shared_kernels.h"
@@ -164,5 +163,3 @@ inline GroupBatch group_batch(const Fixture& f, std::vector<int>& order) {
 }
 
 } // namespace
-
-#endif

@@ -3,8 +3,7 @@
 //
 // The fixtures (dev/hf/make_fixtures.py) hold a small model for every encoding, computed in float64, and for each
 // tensor the error that PyTorch makes in float32, which is the unit of the tolerances.
-#ifndef TEST_GPT2_MODEL_H
-#define TEST_GPT2_MODEL_H
+#pragma once
 
 #include <functional>
 #include <map>
@@ -94,5 +93,3 @@ inline GPT2Config small_config(const std::string& pos, int T, int L = 2, int NH 
 }
 
 } // namespace
-
-#endif

@@ -1,8 +1,7 @@
 // mut.h -- faults that are chosen when a program runs. tree.py writes `(mut(3) ? (a - b) : (a + b))` into copies of the
 // sources and includes this. MUT=3 turns fault 3 on. MUT_REACHED=FILE: byte n becomes 1 when mut(n) is evaluated, in
 // this process or in one that it starts; trace/sitecustomize.py does the same for Python.
-#ifndef MUT_H
-#define MUT_H
+#pragma once
 #include <fcntl.h>
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -30,5 +29,3 @@ inline bool mut(int n) {
     if (mut_reached != nullptr) { mut_reached[n] = 1; }
     return n == mut_on;
 }
-
-#endif

@@ -1,7 +1,6 @@
 // program.h -- a trainer from the outside, as a user meets it: flags, a process for each run, and what it leaves on the
 // disk.
-#ifndef TEST_PROGRAM_H
-#define TEST_PROGRAM_H
+#pragma once
 
 #include <csignal>
 #include <map>
@@ -335,5 +334,3 @@ inline void check_old_checkpoint(const std::string& program) {
         CHECK(std::fabs(losses(place / "loaded")[0] - wanted[0]) > 1);          // trained, not fresh
     }
 }
-
-#endif

@@ -1,7 +1,10 @@
 """folder.py -- what the tests of the scripts share: where programs are, and a temporary directory for each test."""
 import contextlib
+import csv
 import io
+import json
 import os
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -17,6 +20,30 @@ sys.dont_write_bytecode = True
 import console  # noqa: E402
 
 
+def read(*names):
+    """the text of a file of this repository, or of another one"""
+    with open(os.path.join(ROOT, *names), encoding="utf-8") as f:
+        return f.read()
+
+
+def read_bytes(*names):
+    with open(os.path.join(ROOT, *names), "rb") as f:
+        return f.read()
+
+
+def ended(*command, **more):
+    """(the exit code of a program, all that it prints)"""
+    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
+    return p.returncode, p.stdout
+
+
+def temporary(cleanup):
+    """a directory that cleanup() is told to remove"""
+    folder = tempfile.TemporaryDirectory()
+    cleanup(folder.cleanup)
+    return os.path.realpath(folder.name)
+
+
 def called(main, *args):
     """(the exit code of a script's main(args), what it prints, and on stderr)"""
     out, err = io.StringIO(), io.StringIO()
@@ -27,9 +54,12 @@ def called(main, *args):
 
 class Folder(unittest.TestCase):
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = os.path.realpath(folder.name)
+        self.folder = temporary(self.addCleanup)
+
+    def start(self, patch):
+        """a patch that ends with the test"""
+        patch.start()
+        self.addCleanup(patch.stop)
 
     def path(self, *names):
         return os.path.join(self.folder, *names)
@@ -41,6 +71,35 @@ class Folder(unittest.TestCase):
             f.write(content if isinstance(content, bytes) else content.encode())
         return self.path(name)
 
+    def executable(self, name, text):
+        """the path of a program with this text"""
+        os.chmod(self.write(name, text), 0o755)
+        return self.path(name)
+
+    def shell(self, name, text):
+        return self.executable(name, "#!/bin/sh\n" + text)
+
     def read(self, *names):
-        with open(self.path(*names), encoding="utf-8") as f:
-            return f.read()
+        return read(self.path(*names))
+
+    def table(self, *names):
+        """the rows of a file of CSV"""
+        return list(csv.DictReader(io.StringIO(self.read(*names))))
+
+    def records(self, kind, *names):
+        """those of one kind in the log of a run"""
+        return [r for r in map(json.loads, self.read(*names, "log.jsonl").splitlines()) if r["kind"] == kind]
+
+
+class ClassFolder(Folder):
+    """with one directory for all tests of the class"""
+    path = classmethod(Folder.path)
+    write = classmethod(Folder.write)
+    read = classmethod(Folder.read)
+
+    @classmethod
+    def setUpClass(cls):
+        cls.folder = temporary(cls.addClassCleanup)
+
+    def setUp(self):
+        pass

@@ -1,17 +1,13 @@
 """test_bf16.py -- make PRECISION=BF16 on a CPU: what it trains is what float32 trains, nearly; the same bits from any
 number of threads and ranks and after a resume; each build reads the other one's checkpoints; AMX compiles."""
-import json
 import os
 import re
 import shutil
 import subprocess
-import sys
-import tempfile
 import unittest
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from console import weights_sha256                                              # noqa: E402
+from folder import ROOT, Folder
+from console import weights_sha256
 
 TRAINERS = ("train_gpt2", "train_bert")
 DATA = os.path.join(ROOT, "data/shakespeare_train.txt")
@@ -41,35 +37,28 @@ def run(*command):
 @unittest.skipUnless(all(os.path.exists(trainer(p, bf16)) for p in TRAINERS for bf16 in (False, True)),
                      "the trainers are not built: make train_gpt2 train_bert build/bf16/train_gpt2 "
                      "build/bf16/train_bert")
-class TestBF16(unittest.TestCase):
-    def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-
+class TestBF16(Folder):
     def train(self, program, bf16, name, *more):
         """the directory of the run"""
-        out = os.path.join(self.folder, name)
+        out = self.path(name)
         quiet = ["--sample_every", "0"] if program == "train_gpt2" else []
         run(trainer(program, bf16), *TRAIN, "--pos", "cable", "--out", out, *quiet, *more)
         return out
 
     def losses(self, out):
-        with open(os.path.join(out, "log.jsonl")) as log:
-            return [r["loss"] for r in map(json.loads, log) if r["kind"] == "train"]
+        return [r["loss"] for r in self.records("train", out)]
 
     def checkpoint(self, out, step=STEPS):
         return os.path.join(out, f"step_{step:08d}")
 
     def evaluate(self, program, bf16, checkpoint):
         """the loss at T 96"""
-        out = os.path.join(self.folder, "evaluated")
+        out = self.path("evaluated")
         run(trainer(program, bf16), "--load", checkpoint, "--val_files", DATA, "--eval_lengths", "96", "--eval_tokens",
             "20000", "--out", out)
-        with open(os.path.join(out, "log.jsonl")) as log:
-            loss, = (r["loss"] for r in map(json.loads, log) if r["kind"] == "extrapolation")
+        found, = self.records("extrapolation", out)
         shutil.rmtree(out)
-        return loss
+        return found["loss"]
 
     def test_it_says_what_it_is(self):
         for program in TRAINERS:
@@ -93,7 +82,7 @@ class TestBF16(unittest.TestCase):
             with self.subTest(program):
                 whole = self.train(program, True, program)
                 want = weights_sha256(self.checkpoint(whole))
-                stopped = os.path.join(self.folder, program + "_resumed")
+                stopped = self.path(program + "_resumed")
                 os.makedirs(stopped)
                 for name in os.listdir(whole):
                     if name != os.path.basename(self.checkpoint(whole)):

@@ -31,7 +31,7 @@ from unittest import mock
 
 import numpy as np
 
-from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder
+from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, ended
 
 DATA = os.path.join(ROOT, "data")
 REAL = os.environ.get("CABLE_DATA", "")
@@ -106,15 +106,25 @@ def documents(count, seed=0, longest=60):
 
 
 def jsonl(texts):
-    return "".join(json.dumps({"text": t}) + "\n" for t in texts)
+    return json_lines({"text": t} for t in texts)
+
+
+def json_lines(records):
+    return "".join(json.dumps(r) + "\n" for r in records)
+
+
+def parquet(path, texts, rows=None, **columns):
+    """a file with this column of texts, and more columns; rows: of a group"""
+    import pyarrow
+    import pyarrow.parquet
+    pyarrow.parquet.write_table(pyarrow.table({"text": texts, **columns}), path, row_group_size=rows)
+    return path
 
 
 class Case(Folder):
     def setUp(self):
         super().setUp()
-        sync = mock.patch("os.fsync", lambda fd: None)      # disks are slow, and a killed process loses nothing
-        sync.start()
-        self.addCleanup(sync.stop)
+        self.start(mock.patch("os.fsync", lambda fd: None))     # disks are slow, and a killed process loses nothing
 
     def build(self, out, paths, shard=500, val=0, seed=7, workers=1, window=800, reader=None, **more):
         """the engine with the encoding of bytes; self.said is what it would have printed"""
@@ -268,9 +278,7 @@ class Restart(Case):
         cut = len(lines) // 3
         parts = (lines[:cut], lines[cut:2 * cut], lines[2 * cut:])
         self.paths = [self.write(f"in/{i}.jsonl", b"\n".join(part) + b"\n") for i, part in enumerate(parts)]
-        patch = mock.patch.object(sources, "PIECE_BYTES", 200)
-        patch.start()
-        self.addCleanup(patch.stop)
+        self.start(mock.patch.object(sources, "PIECE_BYTES", 200))
 
     def run_killed(self, out, event):
         """a build that is killed at its event-th write, sync or rename; True if it came that far"""
@@ -564,30 +572,25 @@ class BadFiles(Case):
 
     @needs("pyarrow")
     def test_parquet(self):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
         texts = documents(90)
-        table = pa.table({"text": [None, ""] + texts, "n": range(92)})
-        pq.write_table(table, self.path("a.parquet"), row_group_size=10)
-        data = self.build("o", [self.path("a.parquet")], seed=None)
+        path = parquet(self.path("a.parquet"), [None, ""] + texts, 10, n=range(92))
+        data = self.build("o", [path], seed=None)
         self.assertEqual(bytes(i for i in all_tokens(self.path("o")) if i < 256).decode(), "".join(texts))
         self.assertEqual(data["counts"]["text"]["empty"], 2)
-        whole = read(self.path("a.parquet"))
+        whole = read(path)
         self.refused("not a whole parquet file", self.write("b.parquet", whole[:-20]))
         self.refused("not a whole parquet file", self.write("b.parquet", b"PAR1 nothing"))
         damaged = bytearray(whole)
         damaged[100:900] = b"\xff" * 800
         self.refused("damaged|not a whole", self.write("b.parquet", bytes(damaged)))
         reader = sources.Reader(column="body")
-        self.refused("expected a column 'body', got text, n", self.path("a.parquet"), reader=reader)
+        self.refused("expected a column 'body', got text, n", path, reader=reader)
 
     @needs("pyarrow")
     def test_parquet_goes_on_from_the_row_group(self):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-        pq.write_table(pa.table({"text": documents(400)}), self.path("a.parquet"), row_group_size=8)
-        self.build("whole", [self.path("a.parquet")])
-        self.build("o", [self.path("a.parquet")])
+        path = parquet(self.path("a.parquet"), documents(400), 8)
+        self.build("whole", [path])
+        self.build("o", [path])
         os.remove(self.path("o", "t_train_000012.bin"))
         groups = []
 
@@ -595,7 +598,7 @@ class BadFiles(Case):
             groups.append(unit)
             return f(self, unit, counts)
         with mock.patch.object(sources.Reader, "records", records):
-            self.build("o", [self.path("a.parquet")])
+            self.build("o", [path])
         self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
         self.assertLess(len(groups), 45)                    # of 50: earlier ones are not read again
 
@@ -657,10 +660,8 @@ class Download(Case):
         self.server = Server({"/f": self.content})
         self.addCleanup(self.server.server_close)
         self.addCleanup(self.server.shutdown)
-        patch = mock.patch.dict(os.environ, {"DOWNLOAD_PAUSE": "0", "HF_ENDPOINT": self.server.url, "HF_TOKEN": "",
-                                             "NO_PROXY": "*"})
-        patch.start()
-        self.addCleanup(patch.stop)
+        self.start(mock.patch.dict(os.environ, {"DOWNLOAD_PAUSE": "0", "HF_ENDPOINT": self.server.url, "HF_TOKEN": "",
+                                                "NO_PROXY": "*"}))
         said = contextlib.redirect_stderr(io.StringIO())
         said.__enter__()
         self.addCleanup(said.__exit__, None, None, None)
@@ -728,12 +729,8 @@ class Download(Case):
 
     @needs("pyarrow", "tqdm")
     def test_hub_listing_and_files(self):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-        files = {}
-        for i in range(3):
-            pq.write_table(pa.table({"text": documents(20, seed=i)}), self.path(f"{i}.parquet"))
-            files[f"sample/10BT/{i:03d}_00000.parquet"] = read(self.path(f"{i}.parquet"))
+        files = {f"sample/10BT/{i:03d}_00000.parquet": read(parquet(self.path("a.parquet"), documents(20, seed=i)))
+                 for i in range(3)}
         entries = [{"type": "file", "path": p, "size": len(d), "lfs": {"oid": hashlib.sha256(d).hexdigest()}}
                    for p, d in files.items()]
         listing = json.dumps(entries + [{"type": "directory", "path": "sample/10BT/x"},
@@ -884,12 +881,10 @@ class Pairs(Case):
     def test_the_trainer_reads_them(self):
         self.pairs("sentence", self.corpus(), val=40, more=("--documents", "blank"))
         files = {flag: self.path("o", name) for flag, name in zip(("pairs", "queries", "corpus", "qrels"), self.FILES)}
-        r = subprocess.run([BERT_TRAINER, "--tokenizer", real("vocab.txt"), "--model", "1,1,16", "--T", "32", "--B",
-                            "8", "--total_batch", "256", "--steps", "2",
-                            *(x for f in files for x in ("--" + f, files[f]))],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-        self.assertEqual(r.returncode, 0, r.stdout)
-        self.assertRegex(r.stdout, "nDCG@10|ndcg@10")
+        code, said = ended(BERT_TRAINER, "--tokenizer", real("vocab.txt"), "--model", "1,1,16", "--T", "32", "--B", "8",
+                           "--total_batch", "256", "--steps", "2", *(x for f in files for x in ("--" + f, files[f])))
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, "nDCG@10|ndcg@10")
 
 
 VOCABULARIES = ("encoder.json", "vocab.bpe", "vocab.txt")
@@ -1005,16 +1000,13 @@ class Scripts(Case):
     @needs("pyarrow")
     @needs_real("wikitext-2/train.txt.xz")
     def test_wikitext_from_parquet_equals_the_files(self):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
         os.makedirs(self.path("hub"))
         for split, file in (("validation", "valid"), ("test", "test")):
             lines = read(real(f"wikitext-2/{file}.txt")).decode().split("\n")[:-1]
             rows = [line + "\n" if line.strip() else "" for line in lines]
             half = len(rows) // 2
             for i, part in enumerate((rows[:half], rows[half:])):
-                path = self.path("hub", f"{split}-0000{i}-of-00002.parquet")
-                pq.write_table(pa.table({"text": part}), path, row_group_size=1000)
+                parquet(self.path("hub", f"{split}-0000{i}-of-00002.parquet"), part, 1000)
         self.write("hub/train.txt", read(real("wikitext-2/valid.txt")))
         said = self.prepare("wikitext", "o", "--size", "2", "--local", self.path("hub"))
         self.assertIn("test: 295,877 tokens without <|endoftext|>, as expected", said)
@@ -1127,13 +1119,10 @@ class Scripts(Case):
 
     @needs("pyarrow")
     def test_fineweb_and_a_bert_shard(self):
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-        texts = [t for t in read(real("input.txt")).decode().split("\n\n")][:500]
+        texts = read(real("input.txt")).decode().split("\n\n")[:500]
         os.makedirs(self.path("in"))
         for i in range(2):
-            table = pa.table({"text": texts[i * 250:i * 250 + 250]})
-            pq.write_table(table, self.path("in", f"00{i}_00000.parquet"), row_group_size=50)
+            parquet(self.path("in", f"00{i}_00000.parquet"), texts[i * 250:i * 250 + 250], 50)
         for name, stem, more in (("edu", "edu_fineweb", ()), ("classic", "fineweb", ("--dataset", "classic"))):
             self.prepare("fineweb_edu", name, "--local", self.path("in"), "--shard_tokens", "5000",
                          "--val_tokens", "1000", "--workers", "2", *more)
@@ -1169,7 +1158,7 @@ class Scripts(Case):
                    for i in range(60)]
         records[7:7] = [{"query": "lonely"}, {"query": "", "positive": "a", "negative": "b"}]
         records.append({"query": "long", "pos": ["word " * 900], "neg": [{"text": "nul\0 inside"}]})
-        self.write("in/a.jsonl", "".join(json.dumps(r) + "\n" for r in records))
+        self.write("in/a.jsonl", json_lines(records))
         said = self.prepare("msmarco", "o", "--local", self.path("in"), "--val_triplets", "5", "--triplets", "50",
                             "--shard_tokens", "700")
         self.assertIn("2 records without text skipped", said)
@@ -1191,9 +1180,9 @@ class Scripts(Case):
         self.assertIn("0 findings", self.script("verify", self.path("o")))
 
     def mldr(self, name, corpus, queries):
-        self.write(f"{name}/corpus.jsonl.gz", gzip.compress("".join(json.dumps(r) + "\n" for r in corpus).encode()))
+        self.write(f"{name}/corpus.jsonl.gz", gzip.compress(json_lines(corpus).encode()))
         for split in ("test", "dev"):
-            self.write(f"{name}/{split}.jsonl", "".join(json.dumps(r) + "\n" for r in queries))
+            self.write(f"{name}/{split}.jsonl", json_lines(queries))
         return self.path(name)
 
     def test_mldr(self):
@@ -1255,15 +1244,13 @@ class Scripts(Case):
         self.script("text", "--tokenizer", REAL, "--out", self.path("b"), "--encoding", "bert", real("input.txt"))
         for files in ((self.path("o", "tiny_shakespeare_train.bin"), self.path("o", "tiny_shakespeare_val.bin")),
                       (self.path("b", "text_train_000000.bin"),) * 2):
-            command = [TRAINER, "--check", "--train_files", files[0], "--val_files", files[1], "--model", "1,1,16",
-                       "--T", "64"]
-            r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-            self.assertEqual(r.returncode, 0, r.stdout)
+            code, said = ended(TRAINER, "--check", "--train_files", files[0], "--val_files", files[1], "--model",
+                               "1,1,16", "--T", "64")
+            self.assertEqual(code, 0, said)
 
     @unittest.skipUnless(HAS_TRAINER, "train_gpt2 is not built")
     def test_sampling_after_training_on_shards_as_the_readme_has_it(self):
-        with open(os.path.join(ROOT, "README.md"), encoding="utf-8") as f:
-            readme = f.read()
+        readme = read(os.path.join(ROOT, "README.md")).decode()
         vocabulary = re.search(r"`data/(vocabulary).py --out (\S+)`", readme)
         sample = re.search(r"`(--tokenizer \S+ --generate \"[^\"]+\")`", readme)
         self.script("tinyshakespeare", "--local", REAL, "--out", self.path("data"))
@@ -1368,11 +1355,8 @@ class Verify(Case):
         whole, r = read(self.name), random.Random(5)
 
         def found(words, data, manifest=True):
-            with open(self.name, "wb") as f:
-                f.write(data)
-            target = self.path("o")
-            if not manifest:
-                target = self.write("alone/x.bin", data)
+            self.write(self.name, data)
+            target = self.path("o") if manifest else self.write("alone/x.bin", data)
             text = self.script("verify", target, code=2)
             self.assertRegex(text, words)
             self.assertIn("1 finding", text)

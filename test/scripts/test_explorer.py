@@ -6,11 +6,10 @@ import os
 import re
 import struct
 import subprocess
-import tempfile
 import unittest
 from unittest import mock
 
-from folder import HAS_TRAINER, ROOT, TRAINER, called
+from folder import HAS_TRAINER, TRAINER, ClassFolder, called, read
 import browser
 import explorer
 
@@ -19,21 +18,18 @@ HOSTILE = b"</script><!-- <b>Not markup</b> &amp; "
 
 
 @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
-class TestExplorer(unittest.TestCase):
+class TestExplorer(ClassFolder):
+    browser = None
+
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder, cls.browser = folder.name, None
-        with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
-            text = HOSTILE + f.read()
+        super().setUpClass()
+        text = HOSTILE + read("LICENSE").encode()
         for name, content in ("train.txt", text), ("text.txt", text[:400]), ("short.txt", text[:T + 1]):
-            with open(cls.path(name), "wb") as f:
-                f.write(content)
+            cls.write(name, content)
         # token ids, as a shard has them: documents of 37 tokens, which --document_mask keeps apart
-        with open(cls.path("text.bin"), "wb") as f:
-            f.write(struct.pack("<5i", 20240520, 1, 400, 300, 0).ljust(1024, b"\0"))
-            f.write(struct.pack("<400H", *(n * n % 299 + 1 if n % 37 else 0 for n in range(400))))
+        ids = struct.pack("<400H", *(n * n % 299 + 1 if n % 37 else 0 for n in range(400)))
+        cls.write("text.bin", struct.pack("<5i", 20240520, 1, 400, 300, 0).ljust(1024, b"\0") + ids)
         for name, pos, *more in (("cable", "cable"), ("alibi", "alibi"), ("fire", "fire"), ("rope", "rope+ssmax"),
                                  ("inside", "kcable:weight=inside", "--window", "20,30", "--sinks", "2"),
                                  ("cope", "cope"), ("documents", "cable", "--document_mask", "1")):
@@ -46,10 +42,6 @@ class TestExplorer(unittest.TestCase):
     def tearDownClass(cls):
         if cls.browser:
             cls.browser.close()
-
-    @classmethod
-    def path(cls, *names):
-        return os.path.join(cls.folder, *names)
 
     @classmethod
     def trainer(cls, *words):
@@ -79,17 +71,14 @@ class TestExplorer(unittest.TestCase):
     def matrices(self, model):
         self.trainer("--load", model, "--val_files", "text.txt", "--T", str(T), "--dump_bias", "all,all", "--out",
                      "bias_" + model)
-        with open(self.path("bias_" + model, "bias_all_all.json")) as f:
-            return [m["bias"] for m in json.load(f)["matrices"]]
+        return [m["bias"] for m in json.loads(self.read("bias_" + model, "bias_all_all.json"))["matrices"]]
 
     def evaluation(self, model):
         """(records of heads, losses)"""
         out = "heads_" + model
         self.trainer("--load", model, "--val_files", self.text_of(model), "--eval_lengths", str(T), "--eval_tokens",
                      str(T), "--heads", "--token_losses", "--out", out)
-        with open(self.path(out, "log.jsonl")) as f:
-            records = [r for r in map(json.loads, f) if r["kind"] == "head"]
-        return records, explorer.read_losses(self.path(out, f"token_losses_{T}_{T}.safetensors"))
+        return self.records("head", out), explorer.read_losses(self.path(out, f"token_losses_{T}_{T}.safetensors"))
 
     def test_biases(self):
         """those of --dump_bias: the same float32 numbers, but for a logarithm, which is float64 here"""
@@ -190,9 +179,8 @@ class TestExplorer(unittest.TestCase):
         self.assertIn("Hidden from this query", value("document.querySelector('.readout').textContent"))
         value("hover(1)")
         self.assertGreater(self.shown(value, 0)["weight"], 0)           # a sink
-        with open(self.path("inside.html"), encoding="utf-8") as f:
-            page = f.read()
-        self.assertEqual(re.findall(r"https?:|\bsrc=|<link|\bfetch\(|\bimport\b", page), [])
+        outside = re.findall(r"https?:|\bsrc=|<link|\bfetch\(|\bimport\b", self.read("inside.html"))
+        self.assertEqual(outside, [])
         self.assertEqual(self.browser.errors, [])
 
     def test_bad_input(self):

@@ -25,6 +25,8 @@ import interpreter
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if __name__ == "__main__":
     interpreter.choose("torch, transformers, safetensors", "torch")
+from folder import Folder  # noqa: E402
+
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
                   TRANSFORMERS_VERBOSITY="error")
@@ -144,19 +146,14 @@ def change_config(directory, of=None, **changes):
     return stored
 
 
-class Case(unittest.TestCase):
+class Case(Folder):
     def setUp(self):
-        self.temporary = tempfile.TemporaryDirectory()
-        self.dir = self.temporary.name
-        with open(os.path.join(self.dir, "text.txt"), "wb") as f:
-            f.write(TEXT)
-        with open(os.path.join(self.dir, "factors.json"), "w") as f:
-            json.dump(FACTORS, f)
+        super().setUp()
+        self.dir = self.folder
+        self.write("text.txt", TEXT)
+        self.write("factors.json", json.dumps(FACTORS))
         write_shard(os.path.join(self.dir, "text.bin"), V, V - 1)
         write_shard(os.path.join(self.dir, "lines.bin"), 256, ord("\n"))
-
-    def tearDown(self):
-        self.temporary.cleanup()
 
     def compare_model(self, load, lengths, model, *flags, logits=lambda out: out[0], val="text.txt", **arguments):
         """the trainer's curves of a checkpoint are those of PyTorch's model; returns that in float64, and the curves"""
@@ -1084,7 +1081,7 @@ def similarity_task(texts):
 class HellaSwag(Case):
     T = 64
 
-    def read(self):
+    def read_examples(self):
         """[(label, context, 4 endings)]; the .jsonl must have the same labels"""
         with open(os.path.join(DATA, "hellaswag_val_500.bin"), "rb") as f:
             raw = f.read()
@@ -1100,14 +1097,13 @@ class HellaSwag(Case):
             self.assertEqual([json.loads(line)["label"] for line in f], [e[0] for e in examples])
         return examples
 
-    def write(self, path, examples):
+    def write_examples(self, name, examples):
         body = []
         for index, (label, context, endings) in enumerate(examples):
             texts = sum(([len(t), *t] for t in (context, *endings)), [])
             body += [65535, 2 * (5 + len(texts)), index, label, 4, *texts]
         header = struct.pack("<4i", 20240522, 1, len(examples), 1000).ljust(1024, b"\0")
-        with open(path, "wb") as f:
-            f.write(header + struct.pack(f"<{len(body)}H", *body))
+        self.write(name, header + struct.pack(f"<{len(body)}H", *body))
 
     def scores(self, model, context, endings):
         """the mean loss of the tokens of each ending; a context that is too long loses its beginning"""
@@ -1147,7 +1143,7 @@ class HellaSwag(Case):
         self.assertEqual(set(decisions) - {None}, {0, 1, 2, 3})
         self.assertLess(decisions.count(None), 0.02 * len(decisions))
         chosen = [(d, *example[1:]) for d, example in zip(decisions, examples) if d is not None]
-        self.write(os.path.join(self.dir, "decided.bin"), chosen)
+        self.write_examples("decided.bin", chosen)
         self.assertEqual(self.score("decided.bin", load)[:2], (len(chosen), len(chosen)))
 
     def random_export(self):
@@ -1177,7 +1173,7 @@ class HellaSwag(Case):
 
     def test_real_rows(self):
         model = load_checkpoint(self.train_small())
-        examples = self.read()
+        examples = self.read_examples()
         decisions = self.decide(model, examples)
         correct, count, cut = self.score(os.path.join(DATA, "hellaswag_val_500.bin"), "run")
         self.assertEqual((count, cut), (500, sum(map(self.is_cut, examples))))
@@ -1187,7 +1183,7 @@ class HellaSwag(Case):
 
     def test_far_context(self):
         """with random weights every token of the context matters, whether the context loses its beginning or not"""
-        examples = [e for i, e in enumerate(self.read()) if i % 10 == 0 or self.is_cut(e)]
+        examples = [e for i, e in enumerate(self.read_examples()) if i % 10 == 0 or self.is_cut(e)]
         model = CableGPT2(CableConfig(n_layer=1, n_head=2, n_embd=32, n_positions=self.T, position={"name": "alibi"}))
         randomize(model)
         save_checkpoint(model, os.path.join(self.dir, "random"))
@@ -1200,7 +1196,7 @@ class HellaSwag(Case):
         trainer(self.dir, "--load", out, "--T", str(self.T), "--hellaswag",
                 os.path.join(DATA, "hellaswag_val_500.bin"), "--out", "scores")
         ours = records(os.path.join(self.dir, "scores"), "hellaswag_example")
-        examples = self.read()
+        examples = self.read_examples()
         self.assertEqual([(r["example"], r["label"]) for r in ours], [(n, e[0]) for n, e in enumerate(examples)])
         lm = self.harness(out, batch_size=16)
         self.assertEqual(lm.max_length, self.T)

@@ -9,12 +9,11 @@ import random
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder
+
 PROGRAM = os.path.join(ROOT, "dev", "gpu_bench_pytorch.py")
-TRAINER = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
 recent = importlib.util.find_spec("torch") is not None and importlib.util.find_spec("torch.nn.attention") is not None
 if recent:
     import torch
@@ -67,32 +66,29 @@ class Columns(unittest.TestCase):
         self.assertEqual(x.grad.tolist(), [2.0, 2.0, 2.0])          # once, not for each part
 
 
-@unittest.skipUnless(recent and os.path.exists(TRAINER), "no PyTorch 2.3 or later, or no train_gpt2")
-class Losses(unittest.TestCase):
+@unittest.skipUnless(recent and HAS_TRAINER, "no PyTorch 2.3 or later, or no train_gpt2")
+class Losses(Folder):
     B, T, STEPS = 2, 32, 5
 
     def compare(self, pos, *ways):
-        with tempfile.TemporaryDirectory() as d:
-            draw, n = random.Random(3), self.B * self.T + 1
-            tokens = array.array("H", (draw.randrange(50257) for _ in range(n)))
-            with open(d + "/shard.bin", "wb") as f:
-                f.write(struct.pack("<256i", 20240520, 1, n, 50257, 50256, *[0] * 251) + tokens.tobytes())
-            common = [TRAINER, "--train_files", d + "/shard.bin", "--val_files", d + "/shard.bin", "--val_every", "0",
-                      "--sample_every", "0", "--T", str(self.T), "--B", str(self.B), "--threads", "1"]
-            quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-            subprocess.run([*common, "--model", "2,2,128", "--pos", pos, "--steps", "1", "--lr", "0",
-                            "--checkpoint_every", "1", "--out", d + "/new"], **quiet)
-            start = d + "/new/step_00000001"
-            subprocess.run([*common, "--load", start, "--steps", str(self.STEPS), "--lr", "1e-3", "--out", d + "/run"],
-                           **quiet)
-            with open(d + "/run/log.jsonl") as f:
-                expected = [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
-            for way in ways:
-                found = printed("--losses", start, "--tokens", d + "/shard.bin", "--attention", way, "--T", str(self.T),
-                                "--B", str(self.B), "--steps", str(self.STEPS))[f"losses {way}"]["losses"]
-                self.assertEqual(len(found), 1 if way == "flex" else self.STEPS)
-                for step, (x, y) in enumerate(zip(found, expected)):
-                    self.assertLess(abs(x - y) / y, 2e-6, (way, step, found, expected))     # 3e-7 found
+        draw, n = random.Random(3), self.B * self.T + 1
+        tokens = array.array("H", (draw.randrange(50257) for _ in range(n)))
+        header = struct.pack("<256i", 20240520, 1, n, 50257, 50256, *[0] * 251)
+        shard, start = self.write("shard.bin", header + tokens.tobytes()), self.path("new/step_00000001")
+        common = [TRAINER, "--train_files", shard, "--val_files", shard, "--val_every", "0", "--sample_every", "0",
+                  "--T", str(self.T), "--B", str(self.B), "--threads", "1"]
+        quiet = {"check": True, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        subprocess.run([*common, "--model", "2,2,128", "--pos", pos, "--steps", "1", "--lr", "0",
+                        "--checkpoint_every", "1", "--out", self.path("new")], **quiet)
+        subprocess.run([*common, "--load", start, "--steps", str(self.STEPS), "--lr", "1e-3", "--out",
+                        self.path("run")], **quiet)
+        expected = [r["loss"] for r in self.records("train", "run")]
+        for way in ways:
+            found = printed("--losses", start, "--tokens", shard, "--attention", way, "--T", str(self.T), "--B",
+                            str(self.B), "--steps", str(self.STEPS))[f"losses {way}"]["losses"]
+            self.assertEqual(len(found), 1 if way == "flex" else self.STEPS)
+            for step, (x, y) in enumerate(zip(found, expected)):
+                self.assertLess(abs(x - y) / y, 2e-6, (way, step, found, expected))     # 3e-7 found
 
     def test_none(self):
         self.compare("none", "sdpa")
@@ -105,7 +101,7 @@ class Losses(unittest.TestCase):
 
 
 @unittest.skipUnless(recent, "no PyTorch 2.3 or later here")
-class Program(unittest.TestCase):
+class Program(Folder):
     def test_what_it_prints(self):
         found = printed()
         kinds = {(r["pass"], r["pos"], r["backend"]) for r in found.values() if "pass" in r}
@@ -116,10 +112,8 @@ class Program(unittest.TestCase):
         found = printed("--step", "4")
         self.assertEqual({(r["pos"], r["backend"], r["B"]) for r in found.values()},
                          {("none", "torch.compile, SDPA", 4), ("cable", "torch.compile, SDPA with columns", 4)})
-        with tempfile.TemporaryDirectory() as d:
-            with open(d + "/skip", "w") as f:
-                f.write("\n".join(found) + "\n")
-            self.assertEqual(printed("--step", "4", "--skip", d + "/skip"), {})
+        skip = self.write("skip", "\n".join(found) + "\n")
+        self.assertEqual(printed("--step", "4", "--skip", skip), {})
 
 
 if __name__ == "__main__":

@@ -8,12 +8,12 @@ import shutil
 import struct
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from unittest import mock
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, ended, read, read_bytes
+
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 import gpu_check  # noqa: E402
 import gpu_report  # noqa: E402
@@ -34,14 +34,14 @@ class Clock:
 class Machine:
     """a runner that simulates nvidia-smi, the compilers, the trainers and the benchmarks"""
 
-    def __init__(self, root):
-        self.root, self.commands, self.clock = root, [], Clock()
+    def __init__(self, case):
+        self.make, self.path, self.commands, self.clock = case.write, case.path, [], Clock()
         self.error = {"fp32": 2e-7, "bf16": 4e-4}       # of the losses, at the last step
         self.tests = [{"name": "sum", "status": "ok", "ms": 3.0, "info": "error 1e-7"},
                       {"name": "big", "status": "ok", "ms": 9000.0, "info": ""}]
         self.programs = {"nvidia-smi", "nvcc", "g++", "compute-sanitizer", "python3"}
         self.skip_error = self.first = self.ranks_error = 0.0
-        self.gpus, self.ranks_weight, self.nccl = 2, 1.1, os.path.join(root, "site", "nvidia", "nccl")
+        self.gpus, self.ranks_weight, self.nccl = 2, 1.1, self.path("site", "nvidia", "nccl")
         self.exchange = (0, "ok\n")                     # of the program of test/ranks, after its first line
         self.profile = "step 9\nprofile of step 10\nmatmul_kernel  1x2x3  4  5.0  6.0%\n"
         self.slow, self.fail, self.test_code, self.bench_dies, self.torch = {}, None, 0, None, True
@@ -64,12 +64,6 @@ class Machine:
         code, output = self.play(command, text, on_line or (lambda *_: None))
         return gpu_stages.Result(code, output)
 
-    def make(self, path, text=""):
-        path = os.path.join(self.root, path)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write(text)
-
     def play(self, command, text, on_line):
         program = os.path.basename(command[0])
         if program == "nvidia-smi":
@@ -82,7 +76,7 @@ class Machine:
             return 0, "abcdef123456\n" if "rev-parse" in text else ""
         if program in ("nvcc", "g++"):
             if "--version" not in command:
-                self.make(command[command.index("-o") + 1])
+                self.make(command[command.index("-o") + 1], "")
             return 0, "a\nCuda release 13.0\nBuild 1\n"
         if "nvidia.nccl" in text:
             return (0, self.nccl + "\n") if self.nccl else (1, "ModuleNotFoundError")
@@ -110,8 +104,7 @@ class Machine:
         return self.trainer(command, on_line) if program.startswith("train_") else (0, "")
 
     def bench(self, command, on_line):
-        with open(os.path.join(self.root, command[command.index("--skip") + 1])) as f:
-            skip = f.read().split("\n")
+        skip = read(self.path(command[command.index("--skip") + 1])).split("\n")
         torch = "gpu_bench_pytorch.py" in command[-3] or "gpu_bench_pytorch.py" in command[1]
         causal = "causal" in command[0] or torch
         mask = "causal" if causal else "full"
@@ -137,7 +130,7 @@ class Machine:
         if "--help" in command or "--list" in command:
             return 0, HELP
         if "--profile" in command:
-            self.make(command[command.index("--out") + 1] + "/log.jsonl")
+            self.make(command[command.index("--out") + 1] + "/log.jsonl", "")
             return 0, self.profile
         flags = {command[i]: command[i + 1] for i in range(1, len(command) - 1) if command[i].startswith("--")}
         out, steps = flags["--out"], int(flags["--steps"])
@@ -152,11 +145,10 @@ class Machine:
             header = json.dumps({"w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}}).encode()
             step = f"step_{int(flags['--checkpoint_every']):08d}"
             self.make(f"{out}/{step}/config.json", "{}")
-            with open(os.path.join(self.root, out, step, "model.safetensors"), "wb") as f:
-                weights = struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3)
-                f.write(struct.pack("<Q", len(header)) + header + weights)
+            weights = struct.pack("<2f", self.ranks_weight if ranks else 1.1, -2.3)
+            self.make(f"{out}/{step}/model.safetensors", struct.pack("<Q", len(header)) + header + weights)
         at = 0.0
-        with open(os.path.join(self.root, out, "log.jsonl"), "a") as f:
+        with open(self.path(out, "log.jsonl"), "a") as f:
             for length in flags.get("--eval_lengths", "").split(","):
                 if length:
                     loss = 10.8 + (self.skip_error if flags["--tile_skip"] == "exact" else 0.0)
@@ -171,43 +163,35 @@ class Machine:
         return 0, ""
 
 
-class Case(unittest.TestCase):
+class Case(Folder):
     def setUp(self):
-        self.root = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.root)
-        for name in ("llmc", "test/simt", "dev"):
-            os.makedirs(os.path.join(self.root, name))
-        self.machine = Machine(self.root)
-        environment = mock.patch.dict(os.environ)
-        environment.start()
-        self.addCleanup(environment.stop)
+        super().setUp()
+        self.machine = Machine(self)
+        self.start(mock.patch.dict(os.environ))
         for name in ("NVCC", "NCCL_DIR", "CXX", "ARCH", "COMMIT"):        # the machine below has its own
             os.environ.pop(name, None)
         for name in ("include/nccl.h", "lib/libnccl.so.2"):
-            self.machine.make(os.path.join("site/nvidia/nccl", name))
+            self.write("site/nvidia/nccl/" + name, "")
         for name in ("train_gpt2.cu", "train_bert.cu", "llmc/matmul.cuh", "test/simt/test_sum.cu", "dev/gpu_bench.cu",
                      "test/simt/test_flash_forward.cu", "dev/gpu_bench_pytorch.py"):
-            self.machine.make(name, "// " + name)
-        for where, target, value in ((gpu_check, "ROOT", self.root), (gpu_check, "write_data", lambda: None),
+            self.write(name, "// " + name)
+        for where, target, value in ((gpu_check, "ROOT", self.folder), (gpu_check, "write_data", lambda: None),
                                      (os, "fsync", lambda f: None)):
-            patch = mock.patch.object(where, target, value)
-            patch.start()
-            self.addCleanup(patch.stop)
+            self.start(mock.patch.object(where, target, value))
 
     def check(self, *arguments):
         """(exit code, everything printed)"""
         said = io.StringIO()
-        options = gpu_check.parse(["--results", os.path.join(self.root, "results"), *arguments])
-        os.makedirs(os.path.join(self.root, gpu_check.WORK), exist_ok=True)
+        options = gpu_check.parse(["--results", self.path("results"), *arguments])
+        os.makedirs(self.path(gpu_check.WORK), exist_ok=True)
         with contextlib.redirect_stderr(said):
             code = gpu_check.check_of(options, self.machine, self.machine.clock).run()
         return code, said.getvalue()
 
     def result(self, kind="json"):
-        found = glob.glob(os.path.join(self.root, "results", "*." + kind))
+        found = glob.glob(self.path("results", "*." + kind))
         self.assertEqual(len(found), 1, found)
-        with open(found[0]) as f:
-            return json.load(f) if kind == "json" else f.read()
+        return json.loads(read(found[0])) if kind == "json" else read(found[0])
 
     def ran(self, part):
         return [" ".join(c) for c in self.machine.commands if part in " ".join(c)]
@@ -224,7 +208,7 @@ class Stages(Case):
         self.assertEqual(set(stages["kernels"]["items"]), tests | {"sum", "flash_forward"})
         runs = ("none", "alibi", "cable", "BERT none", "BERT alibi", "BERT cable", "BERT cable, pairs")
         self.assertEqual(set(stages["losses"]["items"]), set(runs))
-        name = os.path.basename(glob.glob(self.root + "/results/*.json")[0])
+        name = os.path.basename(glob.glob(self.path("results", "*.json"))[0])
         self.assertTrue(name.startswith("NVIDIA-Test-GPU_abcdef123456."), name)
         self.assertEqual(len(self.ran("compute-sanitizer")), 4 * 2)                     # only the short test of each
         self.assertTrue(all(c.endswith(" sum") for c in self.ran("compute-sanitizer")))
@@ -266,8 +250,7 @@ class Stages(Case):
                  and "-E" not in c]
         self.assertEqual(lines[0][lines[0].index("-o") + 1], "build/gpu_check/first/train_gpt2cu")
         self.assertIn("-DFEW_POSITIONS", lines[0])
-        makefile = subprocess.run(["make", "-n", "-B", "train_gpt2cu", "NVCC=nvcc"], cwd=ROOT, stdout=subprocess.PIPE,
-                                  universal_newlines=True).stdout
+        makefile = ended("make", "-n", "-B", "train_gpt2cu", "NVCC=nvcc", cwd=ROOT)[1]
         products = set()
         for line in lines:
             product = line[line.index("-o") + 1]
@@ -336,13 +319,13 @@ class Stages(Case):
 
     def test_no_device(self):
         for missing in ("nvidia-smi", "nvcc"):
-            machine = Machine(self.root)
+            machine = Machine(self)
             machine.programs.discard(missing)
             with contextlib.redirect_stderr(io.StringIO()) as said, mock.patch.dict(os.environ):
                 os.environ.pop("NVCC", None)
-                self.assertEqual(gpu_check.main(["--results", self.root + "/results"], machine), 2)
+                self.assertEqual(gpu_check.main(["--results", self.path("results")], machine), 2)
             self.assertIn(missing + " is not there", said.getvalue())
-            self.assertEqual(glob.glob(self.root + "/results/*"), [])
+            self.assertEqual(glob.glob(self.path("results", "*")), [])
 
     def test_unknown_stage(self):
         with contextlib.redirect_stderr(io.StringIO()) as said, self.assertRaises(SystemExit):
@@ -374,8 +357,8 @@ class Failures(Case):
                 ("test_code", 139, "kernels", "exit code 139"),
                 ("tests", [], "kernels", "expected --list to name tests, got none")):
             with self.subTest(parts=parts):
-                self.machine = Machine(self.root)
-                shutil.rmtree(self.root + "/results", ignore_errors=True)
+                self.machine = Machine(self)
+                shutil.rmtree(self.path("results"), ignore_errors=True)
                 setattr(self.machine, name, {**self.machine.error, **value} if name == "error" else value)
                 self.failed(stage, *parts)
 
@@ -568,7 +551,7 @@ class Time(Case):
         """it has the results and nothing that was built"""
         self.machine.slow = {"-o build": 1.0, "--steps 20": 1.0}
         self.assertEqual(self.check("--minutes", "0.6")[0], 3)
-        shutil.rmtree(os.path.join(self.root, gpu_check.WORK))
+        shutil.rmtree(self.path(gpu_check.WORK))
         had = {n: s["items"] for n, s in self.result()["stages"].items() if s["status"] == "ok"}
         self.assertGreater(len(had), 3)
         self.machine.commands.clear()
@@ -640,7 +623,7 @@ class Killed(Case):
     def reference(self):
         self.assertEqual(self.check()[0], 0)
         found = self.result()
-        shutil.rmtree(self.root + "/results")
+        shutil.rmtree(self.path("results"))
         return {n: set(s["items"]) for n, s in found["stages"].items()}
 
     def test_a_kill_at_any_point_leaves_valid_files(self):
@@ -648,13 +631,12 @@ class Killed(Case):
         for point in ("replace", "half a write"):
             halfway, finished = 0, False
             for stop in range(0, 160, 4):
-                shutil.rmtree(self.root + "/results", ignore_errors=True)
+                shutil.rmtree(self.path("results"), ignore_errors=True)
                 with dying_at(point, stop), contextlib.suppress(KeyboardInterrupt):
                     self.check()
                     finished = True
-                for path in glob.glob(self.root + "/results/*.json"):
-                    with open(path) as f:
-                        halfway += any(s["status"] == "unfinished" for s in json.load(f)["stages"].values())
+                for path in glob.glob(self.path("results", "*.json")):
+                    halfway += any(s["status"] == "unfinished" for s in json.loads(read(path))["stages"].values())
                 if finished:
                     break
                 if stop % 12 == 0:
@@ -665,16 +647,15 @@ class Killed(Case):
 
     def test_a_file_of_something_else_is_refused(self):
         self.check("--only", "device")
-        path = glob.glob(self.root + "/results/*.json")[0]
+        path = glob.glob(self.path("results", "*.json"))[0]
         for text in ("{", "[]", '{"format": "other"}'):
-            with open(path, "w") as f:
-                f.write(text)
+            self.write(path, text)
             with self.assertRaises(SystemExit) as e:
                 self.check()
             self.assertIn("not a result of this program", str(e.exception))
 
 
-class Programs(unittest.TestCase):
+class Programs(Folder):
     """the real runner"""
 
     def test_output_code_and_lines(self):
@@ -691,31 +672,28 @@ class Programs(unittest.TestCase):
         self.assertEqual(gpu_check.Runner().run(["/no/such/program"], 10).code, 127)
 
     def test_the_cap_ends_children_too(self):
-        with tempfile.TemporaryDirectory() as d:
-            began = time.monotonic()
-            r = gpu_check.Runner().run(["sh", "-c", f"echo begun; (sleep 3; touch {d}/late) & sleep 30"], 0.5)
-            self.assertTrue(r.timed_out)
-            self.assertLess(time.monotonic() - began, 3)
-            self.assertIn("begun", r.output)
-            time.sleep(3)
-            self.assertFalse(os.path.exists(d + "/late"))
+        late, began = self.path("late"), time.monotonic()
+        r = gpu_check.Runner().run(["sh", "-c", f"echo begun; (sleep 3; touch {late}) & sleep 30"], 0.5)
+        self.assertTrue(r.timed_out)
+        self.assertLess(time.monotonic() - began, 3)
+        self.assertIn("begun", r.output)
+        time.sleep(3)
+        self.assertFalse(os.path.exists(late))
 
     def test_the_headers_for_a_bare_machine(self):
         """what gpu_pack.sh packs is all that the compiler reads of the two libraries, and git ignores its folder"""
-        with tempfile.TemporaryDirectory() as d:
-            r = subprocess.run([os.path.join(ROOT, "dev", "gpu_pack.sh"), d + "/headers"], stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, universal_newlines=True)
-            self.assertEqual(r.returncode, 0, r.stdout)
-            text = "#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <nlohmann/json.hpp>\n"
-            r = subprocess.run(["g++", "-std=c++17", "-x", "c++", "-M", "-"], input=text, stdout=subprocess.PIPE,
-                               universal_newlines=True, env=dict(os.environ, CPATH=d + "/headers"))
-            read = [word for word in r.stdout.split() if "xxh" in word or "nlohmann" in word]
-            self.assertGreater(len(read), 1)
-            self.assertEqual([word for word in read if not word.startswith(d)], [])
+        headers = self.path("headers")
+        code, said = ended(os.path.join(ROOT, "dev", "gpu_pack.sh"), headers)
+        self.assertEqual(code, 0, said)
+        text = "#define XXH_INLINE_ALL\n#include <xxhash.h>\n#include <nlohmann/json.hpp>\n"
+        _, said = ended("g++", "-std=c++17", "-x", "c++", "-M", "-", input=text, env=dict(os.environ, CPATH=headers))
+        found = [word for word in said.split() if "xxh" in word or "nlohmann" in word]
+        self.assertGreater(len(found), 1)
+        self.assertEqual([word for word in found if not word.startswith(headers)], [])
         self.assertEqual(subprocess.run(["git", "check-ignore", "-q", gpu_check.HEADERS], cwd=ROOT).returncode, 0)
 
 
-class Pieces(unittest.TestCase):
+class Pieces(Folder):
     def test_tokens_as_frequent_as_words(self):
         count, n = 50257, 65536
         tokens = gpu_check.frequent_tokens(n, count)
@@ -727,31 +705,25 @@ class Pieces(unittest.TestCase):
 
     def test_encodings_of_the_trainer(self):
         self.assertEqual(gpu_check.encodings(HELP), ["none", "alibi", "cable"])
-        trainer = os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2"))
-        if os.path.exists(trainer):
-            text = subprocess.run([trainer, "--help"], stdout=subprocess.PIPE, universal_newlines=True).stdout
-            self.assertGreaterEqual(len(gpu_check.encodings(text)), 15)
+        if HAS_TRAINER:
+            self.assertGreaterEqual(len(gpu_check.encodings(ended(TRAINER, "--help")[1])), 15)
         with self.assertRaises(gpu_check.Failed):
             gpu_check.encodings("nothing")
 
     def test_a_checkpoint_with_larger_matrices(self):
-        with tempfile.TemporaryDirectory() as d:
-            vector = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
-            matrix = {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}
-            header = json.dumps({"__metadata__": {"a": "b"}, "v": vector, "m": matrix}).encode()
-            with open(d + "/model.safetensors", "wb") as f:
-                f.write(struct.pack("<Q", len(header)) + header + struct.pack("<4f", 1, 2, 3, 4))
-            with open(d + "/config.json", "w") as f:
-                f.write("{}")
-            gpu_check.enlarge(d, d + "/e")
-            self.assertEqual(sorted(os.listdir(d + "/e")), ["config.json", "model.safetensors"])
-            with open(d + "/e/model.safetensors", "rb") as f:
-                self.assertEqual(f.read()[8 + len(header):], struct.pack("<4f", 6, 12, 3, 4))
+        vector = {"dtype": "F32", "shape": [2], "data_offsets": [8, 16]}
+        matrix = {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}
+        header = json.dumps({"__metadata__": {"a": "b"}, "v": vector, "m": matrix}).encode()
+        self.write("model.safetensors", struct.pack("<Q", len(header)) + header + struct.pack("<4f", 1, 2, 3, 4))
+        self.write("config.json", "{}")
+        gpu_check.enlarge(self.folder, self.path("e"))
+        self.assertEqual(sorted(os.listdir(self.path("e"))), ["config.json", "model.safetensors"])
+        self.assertEqual(read_bytes(self.path("e/model.safetensors"))[8 + len(header):],
+                         struct.pack("<4f", 6, 12, 3, 4))
 
     def test_the_differences_of_the_h100(self):
         """DIFFERENCES is what its committed result says, which the report can still show"""
-        with open(os.path.join(ROOT, "dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json")) as f:
-            data = json.load(f)
+        data = json.loads(read("dev/results/NVIDIA-H100-80GB-HBM3_1ee49cdc8c27.json"))
         items, found = data["stages"]["losses"]["items"], {}
         for name in [n for n in items if "measured " + n in items]:
             cpu = items["measured " + name]

@@ -1,12 +1,11 @@
 """test_lint.py -- dev/lint.py finds each kind of breach, planted in a copy of the sources."""
 import os
 import shutil
-import subprocess
 import sys
 import tempfile
 import unittest
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
+from folder import ROOT, Folder, ended
 
 # (file, text to plant at its end, what lint must say in a line that begins with the file)
 PLANTS = [
@@ -88,24 +87,21 @@ HARMLESS = [
 
 def lint(root, *only):
     """(exit code, output) for a tree, or for some of its files"""
-    command = [sys.executable, os.path.join(ROOT, "dev", "lint.py"), root] + (["--only", *only] if only else [])
-    p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-    return p.returncode, p.stdout
+    return ended(sys.executable, os.path.join(ROOT, "dev", "lint.py"), root, *(["--only", *only] if only else []))
 
 
-class Lint(unittest.TestCase):
+class Lint(Folder):
     def setUp(self):
-        self.root = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.root)
+        super().setUp()
         for name in os.listdir(ROOT):
-            source, copy = os.path.join(ROOT, name), os.path.join(self.root, name)
+            source, copy = os.path.join(ROOT, name), self.path(name)
             if name in ("llmc", "test", "scripts", "dev", "docs"):
                 shutil.copytree(source, copy, ignore=shutil.ignore_patterns("fixtures", "__pycache__"))
             elif os.path.isfile(source) and name.endswith((".cu", "Makefile", ".md")):
                 shutil.copy(source, copy)
 
     def append(self, path, text):
-        path = os.path.join(self.root, path)
+        path = self.path(path)
         size = os.path.getsize(path) if os.path.exists(path) else None
         os.makedirs(os.path.dirname(path), exist_ok=True)
         with open(path, "a") as f:
@@ -113,23 +109,23 @@ class Lint(unittest.TestCase):
         return size
 
     def restore(self, path, size):
-        path = os.path.join(self.root, path)
+        path = self.path(path)
         if size is None:
             os.remove(path)
         else:
             os.truncate(path, size)
 
     def test_the_sources_are_clean(self):
-        code, text = lint(self.root)
+        code, text = lint(self.folder)
         self.assertEqual(code, 0, text)
         self.assertIn(" 0 findings", text)
 
     def test_each_planted_breach_is_seen(self):
         for path, plant, rule in PLANTS:
             with self.subTest(file=path, rule=rule):
-                before = lint(self.root, path)[1].split("\n")
+                before = lint(self.folder, path)[1].split("\n")
                 size = self.append(path, plant)
-                code, text = lint(self.root, path)
+                code, text = lint(self.folder, path)
                 self.restore(path, size)
                 self.assertEqual(code, 1, text)
                 new = [line for line in text.split("\n") if line not in before and line.startswith(path + ":")]
@@ -139,35 +135,35 @@ class Lint(unittest.TestCase):
         for path in ("notes.txt", "runs/log.jsonl", "\033[2Jx/data.bin", "data/two words.bin"):
             with self.subTest(file=path):
                 self.append(path, "x")
-                code, text = lint(self.root)
+                code, text = lint(self.folder)
                 self.restore(path, None)
                 self.assertEqual((code, text.count("expected a plain name")), (1, 1), text)
 
     def test_harmless_text_passes(self):
         for path, text in HARMLESS:
             with self.subTest(file=path, text=text):
-                before = lint(self.root, path)[1]
+                before = lint(self.folder, path)[1]
                 size = self.append(path, text)
-                self.assertEqual(lint(self.root, path)[1], before)
+                self.assertEqual(lint(self.folder, path)[1], before)
                 self.restore(path, size)
 
     def test_phrases_are_listed_and_are_not_findings(self):
         for path, plant, phrases in (("docs/new.md", "Two, of which one goes on.\nThere is no third.\n", 2),
                                      ("llmc/new.txt", "anew\n", 0), ("llmc/base/new.h", "int besides; // anew\n", 1)):
             self.append(path, plant)
-            code, text = lint(self.root, path, "--words")
+            code, text = lint(self.folder, path, "--words")
             self.assertEqual((code, text.count(path + ":")), (0, phrases), text)
             self.assertIn(f" 0 findings; {phrases} phrases", text)
 
     def test_without_any_file_it_does_not_pass(self):
         with tempfile.TemporaryDirectory() as empty:
             self.assertEqual(lint(empty)[0], 1)
-        self.assertEqual(lint(self.root, "llmc/nowhere")[0], 1)
+        self.assertEqual(lint(self.folder, "llmc/nowhere")[0], 1)
 
     def test_only(self):
         self.append("llmc/gelu.cuh", "\n" * 400)
         self.append("llmc/matmul.cuh", "\n" * 400)
-        text = lint(self.root, "llmc/gelu.cuh")[1]
+        text = lint(self.folder, "llmc/gelu.cuh")[1]
         self.assertIn("llmc/gelu.cuh:401: ", text)
         self.assertNotIn("llmc/matmul.cuh", text)
 

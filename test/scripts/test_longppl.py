@@ -6,16 +6,15 @@ import os
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
-from folder import ENVIRONMENT, HAS_TRAINER, ROOT, TRAINER, called
+from folder import ENVIRONMENT, HAS_TRAINER, ROOT, TRAINER, ClassFolder, Folder, called, read, read_bytes
 import console
 import longppl
 import numpy as np
 
 
-class TestKeys(unittest.TestCase):
+class TestKeys(Folder):
     def test_contexts(self):
         for tokens, T, stride in (20, 8, 3), (20, 8, 8), (5, 8, 3), (17, 4, 1), (24, 8, 4), (9, 8, 7):
             seen = []
@@ -40,15 +39,12 @@ class TestKeys(unittest.TestCase):
         self.assertIsNone(longppl.perplexity(losses, []))
 
     def test_the_newest_checkpoint_identifies_a_run(self):
-        with tempfile.TemporaryDirectory() as run:
-            seen = []
-            for step in (10, 9, 20):
-                os.mkdir(os.path.join(run, f"step_{step:08d}"))
-                with open(os.path.join(run, f"step_{step:08d}", "manifest.json"), "w") as f:
-                    f.write(f'{{"step": {step}}}')
-                seen.append(longppl.weights_of(run))
-            self.assertEqual([a == b for a, b in zip(seen, seen[1:])], [True, False])
-            self.assertEqual(seen[-1], longppl.weights_of(os.path.join(run, "step_00000020")))
+        seen = []
+        for step in (10, 9, 20):
+            self.write(f"step_{step:08d}/manifest.json", f'{{"step": {step}}}')
+            seen.append(longppl.weights_of(self.folder))
+        self.assertEqual([a == b for a, b in zip(seen, seen[1:])], [True, False])
+        self.assertEqual(seen[-1], longppl.weights_of(self.path("step_00000020")))
 
     def test_the_windows_of_the_authors_program(self):
         """--short K + d - 1 gives a token the K to K + d - 1 tokens before it that their program gives it"""
@@ -60,25 +56,17 @@ class TestKeys(unittest.TestCase):
 
 
 @unittest.skipUnless(HAS_TRAINER, "the trainer is not built")
-class TestTrainer(unittest.TestCase):
+class TestTrainer(ClassFolder):
     @classmethod
     def setUpClass(cls):
-        folder = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(folder.cleanup)
-        cls.folder = os.path.realpath(folder.name)
-        with open(os.path.join(ROOT, "LICENSE"), "rb") as f:
-            text = f.read()
+        super().setUpClass()
+        text = read("LICENSE")
         for name, content in ("train.txt", text), ("val.txt", text[:900]), ("other.txt", text[1:901]):
-            with open(cls.path(name), "wb") as f:
-                f.write(content)
+            cls.write(name, content)
         for pos, seed in ("cable", 1), ("none", 2):
             cls.run_it(TRAINER, "--train_files", "train.txt", "--model", "1,2,32", "--T", "32", "--B", "4", "--steps",
                        "20", "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "20",
                        "--pos", pos, "--seed", str(seed), "--out", pos)
-
-    @classmethod
-    def path(cls, *names):
-        return os.path.join(cls.folder, *names)
 
     @classmethod
     def run_it(cls, *words, code=0):
@@ -97,12 +85,10 @@ class TestTrainer(unittest.TestCase):
         out = self.path("mine", f"{checkpoint}_{T}")
         self.run_it(TRAINER, "--load", checkpoint, "--val_files", "val.txt", "--eval_lengths", str(T), "--stride",
                     str(stride), "--token_losses", "--out", out)
-        with open(os.path.join(out, f"token_losses_{T}_{stride}.safetensors"), "rb") as f:
-            data = f.read()
+        data = read_bytes(out, f"token_losses_{T}_{stride}.safetensors")
         header = 8 + struct.unpack("<Q", data[:8])[0]
-        with open(os.path.join(out, "log.jsonl")) as f:
-            *_, logged = (r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation")
-        return list(struct.unpack(f"<{(len(data) - header) // 4}f", data[header:])), logged
+        *_, logged = self.records("extrapolation", out)
+        return list(struct.unpack(f"<{(len(data) - header) // 4}f", data[header:])), logged["loss"]
 
     def test_keys_and_scores(self):
         keys = ("keys", "cable", "--val_files", "val.txt", "--long", "128", "--short", "16", "--stride", "8", "--alpha",
@@ -120,16 +106,14 @@ class TestTrainer(unittest.TestCase):
                 candidates.append(n)
                 if short_losses[n] - long_losses[n] > 0.01 and -long_losses[n] > -3.5:
                     expected.append(n)
-        with open(self.path("keys.json")) as f:
-            found = json.load(f)
+        found = json.loads(self.read("keys.json"))
         self.assertEqual(found["keys"], expected)
         self.assertEqual(found["candidates"], len(candidates))
         self.assertTrue(20 < len(expected) < len(candidates) - 20, len(expected))
         self.assertIn(f"{len(expected)} key tokens of {len(candidates)}", said)
         # two models on these tokens
         r = self.longppl("score", "keys.json", "cable", "none", "--out", "scores")
-        with open(self.path("scores", "longppl.json")) as f:
-            rows = json.load(f)
+        rows = json.loads(self.read("scores", "longppl.json"))
         for row, checkpoint in zip(rows, ("cable", "none")):
             losses, _ = self.losses(checkpoint, 128, 8)
             mean = lambda chosen: sum(losses[n] for n in chosen) / len(chosen)
@@ -159,19 +143,15 @@ class TestTrainer(unittest.TestCase):
         keys, path, model = self.path("damage.json"), self.path("damaged.safetensors"), self.path("cable")
         self.longppl("keys", model, "--val_files", self.path("val.txt"), "--long", "128", "--short", "16", "--stride",
                      "8", "-o", keys)
-        with open(keys) as f:
-            good = json.load(f)
+        good = json.loads(self.read(keys))
         for change in {"keys": [-1]}, {"keys": [899]}, {"keys": ["40"]}, {"alpha": None}, {"more": 1}:
-            with open(keys, "w") as f:
-                json.dump({**good, **change}, f)
+            self.write(keys, json.dumps({**good, **change}))
             refused("expected a file that this version", "score", keys, model)
         losses, = glob.glob(self.path("damage.json.losses", "*", "token_losses_128_8.safetensors"))
-        with open(losses, "rb") as f:
-            data = f.read()
+        data = read_bytes(losses)
         for damaged, words in ((data[:-1], "bytes"), (b"", "cut short"), (data.replace(b"[899]", b"[898]"), "shape"),
                                (data.replace(b"losses", b"gains!"), "F32")):
-            with open(path, "wb") as f:
-                f.write(damaged)
+            self.write(path, damaged)
             with self.assertRaisesRegex(console.BadInput, words):
                 console.read_losses(path)
 

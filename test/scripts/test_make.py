@@ -7,11 +7,11 @@ import re
 import shutil
 import subprocess
 import sys
-import tempfile
 import unittest
 import unittest.mock
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from folder import ROOT, Folder, ended
+
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 import test as runner       # noqa: E402, dev/test.py
 
@@ -23,35 +23,27 @@ def environment():
 
 
 def make(*words, root=ROOT):
-    p = subprocess.run(["make", *words], cwd=root, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                       universal_newlines=True)
-    return p.returncode, p.stdout
+    return ended("make", *words, cwd=root, env=environment())
 
 
-class Knobs(unittest.TestCase):
+class Knobs(Folder):
     def setUp(self):
         """a copy of the Makefile and of the scripts that it calls, so that this directory's build is not changed"""
-        self.directory = tempfile.TemporaryDirectory()
-        self.root = self.directory.name
-        shutil.copy(os.path.join(ROOT, "Makefile"), self.root)
-        shutil.copytree(os.path.join(ROOT, "dev"), os.path.join(self.root, "dev"),
+        super().setUp()
+        shutil.copy(os.path.join(ROOT, "Makefile"), self.folder)
+        shutil.copytree(os.path.join(ROOT, "dev"), self.path("dev"),
                         ignore=shutil.ignore_patterns("results", "hf", "__pycache__"))
-        for folder in ("layers", "simt"):
-            os.makedirs(os.path.join(self.root, "test", folder))
         for name in ("train_gpt2.cu", "train_bert.cu", "test/main.cu", "test/shared_kernels.h",
                      "test/layers/test_x.cu", "test/simt/shared_flash.cu"):
-            open(os.path.join(self.root, name), "w").close()
-
-    def tearDown(self):
-        self.directory.cleanup()
+            self.write(name, "")
 
     def refused(self, text, *words):
-        code, output = make("-n", "train_gpt2", *words, root=self.root)
+        code, output = make("-n", "train_gpt2", *words, root=self.folder)
         self.assertNotEqual(code, 0, output)
         self.assertIn(text, output)
 
     def commands(self, *words):
-        code, output = make("-n", *words, root=self.root)
+        code, output = make("-n", *words, root=self.folder)
         self.assertEqual(code, 0, output)
         return output
 
@@ -64,20 +56,11 @@ class Knobs(unittest.TestCase):
         self.refused("CXX=no-such-compiler: there is no such compiler", "CXX=no-such-compiler")
         self.refused("OPENMPI_DIR=/nowhere: no program builds with include/mpi.h", "OPENMPI_DIR=/nowhere")
 
-    def put(self, name, text):
-        """an executable script in the directory of the knobs"""
-        path = os.path.join(self.root, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write("#!/bin/sh\n" + text)
-        os.chmod(path, 0o755)
-        return path
-
     def test_how_mpi_itself_was_compiled_is_left_out(self):
         """MPICH's mpicc names -flto=auto, which nvcc refuses"""
-        mpicc = self.put("mpi/bin/mpicc", "echo cc -flto=auto -ffat-lto-objects -g -O2 -Wl,-z,relro -Impi/include "
-                                          "-Lmpi/lib -lmpich\n")
-        compiler = self.put("compiler", "true\n")
+        mpicc = self.shell("mpi/bin/mpicc", "echo cc -flto=auto -ffat-lto-objects -g -O2 -Wl,-z,relro -Impi/include "
+                                            "-Lmpi/lib -lmpich\n")
+        compiler = self.shell("compiler", "true\n")
         with unittest.mock.patch.dict(os.environ, PATH=os.path.dirname(mpicc) + ":" + os.environ["PATH"]):
             output = self.commands("train_gpt2", "CXX=" + compiler)
         link = next(line for line in output.split("\n") if "-o train_gpt2" in line)
@@ -86,11 +69,11 @@ class Knobs(unittest.TestCase):
 
     def test_an_nccl_without_a_link_to_its_newest_version(self):
         """as PyPI has it: only libnccl.so.2"""
-        compiler = self.put("compiler", 'case "$*" in *-lnccl*) exit 1;; esac\n')
-        self.put("cuda/bin/nvcc", "true\n")
+        compiler = self.shell("compiler", 'case "$*" in *-lnccl*) exit 1;; esac\n')
+        self.shell("cuda/bin/nvcc", "true\n")
         output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip")
         self.assertIn("-L/pip/lib -Xlinker -rpath=/pip/lib -l:libnccl.so.2", output)
-        self.assertIn("-DUSE_NCCL -Icuda/include -I/pip/include", output.replace(self.root + "/", ""))
+        self.assertIn("-DUSE_NCCL -Icuda/include -I/pip/include", output.replace(self.folder + "/", ""))
         output = self.commands("train_gpt2cu", "CXX=" + compiler, "NVCC=cuda/bin/nvcc", "NCCL_DIR=/pip", "MPI=0")
         self.assertIn("-DUSE_NCCL", output)
         self.assertNotIn("-DUSE_MPI", output)
@@ -114,20 +97,18 @@ class Knobs(unittest.TestCase):
             self.assertIn("-Wsomething", self.commands(target, "CPPFLAGS=-Wsomething"))
 
     def test_a_change_of_flags_builds_anew_and_nothing_else_does(self):
-        compiler = self.directory.name + "/compiler"                # writes what it is asked to write
-        with open(compiler, "w") as f:
-            f.write('#!/bin/sh\nwhile [ $# -gt 0 ]; do [ "$1" != -o ] || touch "$2"; shift; done\n')
-        os.chmod(compiler, 0o755)
+        # writes what it is asked to write
+        compiler = self.shell("compiler", 'while [ $# -gt 0 ]; do [ "$1" != -o ] || touch "$2"; shift; done\n')
         words = ["build/test/layers/test_x", "CXX=" + compiler, "MPI=0"]
-        self.assertEqual(make(*words, root=self.root)[0], 0)
-        self.assertIn("is up to date", make(*words, root=self.root)[1])
-        self.assertIn("-c test/layers/test_x.cu", make(*words, "CXXFLAGS=-DX", root=self.root)[1])
-        self.assertIn("is up to date", make(*words, "CXXFLAGS=-DX", root=self.root)[1])
+        self.assertEqual(make(*words, root=self.folder)[0], 0)
+        self.assertIn("is up to date", make(*words, root=self.folder)[1])
+        self.assertIn("-c test/layers/test_x.cu", make(*words, "CXXFLAGS=-DX", root=self.folder)[1])
+        self.assertIn("is up to date", make(*words, "CXXFLAGS=-DX", root=self.folder)[1])
 
     def test_targets_that_compile_nothing_ask_nothing(self):
         for target in ("help", "clean", "lint"):
-            make("-n", target, root=self.root)
-            self.assertFalse(os.path.exists(os.path.join(self.root, "build")), target)
+            make("-n", target, root=self.folder)
+            self.assertFalse(os.path.exists(self.path("build")), target)
 
     def test_help_names_every_target_and_knob(self):
         code, output = make("help")
@@ -136,31 +117,25 @@ class Knobs(unittest.TestCase):
             self.assertIn(word, output)
 
 
-class Install(unittest.TestCase):
+class Install(Folder):
     def check(self, what, hidden):
         """dev/install.sh --check with a compiler that finds none of these headers"""
-        with tempfile.TemporaryDirectory() as directory:
-            compiler = os.path.join(directory, "compiler")
-            with open(compiler, "w") as f:
-                f.write(f'#!/bin/sh\ninput=$(cat)\ncase $input in *{hidden}*) exit 1 ;; esac\n'
-                        'printf "%s\\n" "$input" | g++ "$@"\n')
-            os.chmod(compiler, 0o755)
-            return subprocess.run(["dev/install.sh", "--check", what], cwd=ROOT, env={**environment(), "CXX": compiler},
-                                  stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
+        compiler = self.shell("compiler", f'input=$(cat)\ncase $input in *{hidden}*) exit 1 ;; esac\n'
+                                          'printf "%s\\n" "$input" | g++ "$@"\n')
+        return ended("dev/install.sh", "--check", what, cwd=ROOT, env={**environment(), "CXX": compiler})
 
     def test_a_missing_header_is_an_error_that_names_its_package(self):
         for what, header, package in (("build", "nlohmann/json.hpp", "nlohmann-json3-dev"),
                                       ("build", "xxhash.h", "libxxhash-dev"), ("unit", "catch2", "catch2")):
-            p = self.check(what, header)
-            self.assertEqual(p.returncode, 1, p.stdout)
-            self.assertIn("missing:", p.stdout)
-            self.assertIn(f"sudo apt-get install {package} ", p.stdout)
+            code, output = self.check(what, header)
+            self.assertEqual(code, 1, output)
+            self.assertIn("missing:", output)
+            self.assertIn(f"sudo apt-get install {package} ", output)
 
     def test_an_unknown_word_prints_the_usage(self):
-        p = subprocess.run([os.path.join(ROOT, "dev/install.sh"), "everything"], stdout=subprocess.PIPE,
-                           stderr=subprocess.STDOUT, universal_newlines=True)
-        self.assertEqual(p.returncode, 2)
-        self.assertIn("dev/install.sh WHAT", p.stdout)
+        code, output = ended(os.path.join(ROOT, "dev/install.sh"), "everything")
+        self.assertEqual(code, 2)
+        self.assertIn("dev/install.sh WHAT", output)
 
 
 RULE = "-" * 79
@@ -193,7 +168,7 @@ test/x.cu:2: FAILED:
 """
 
 
-class Counts(unittest.TestCase):
+class Counts(Folder):
     def test_catch(self):
         counts = runner.read_catch(CATCH + "test cases:  5 |  4 passed | 1 failed\n", 1)
         self.assertEqual((counts.passed, counts.failed), (3, 1))
@@ -219,12 +194,8 @@ class Counts(unittest.TestCase):
         self.assertEqual(counts, runner.Result(1, 2, ["no mpirun", "there isn't one"]))
 
     def test_a_program_that_dies_has_failed(self):
-        with tempfile.TemporaryDirectory() as directory:
-            program = os.path.join(directory, "dies")
-            with open(program, "w") as f:
-                f.write("#!/bin/sh\necho 'All tests passed (9 assertions in 3 test cases)'\nkill -9 $$\n")
-            os.chmod(program, 0o755)
-            _, result, _, text = runner.run(program, [])
+        program = self.shell("dies", "echo 'All tests passed (9 assertions in 3 test cases)'\nkill -9 $$\n")
+        _, result, _, text = runner.run(program, [])
         self.assertEqual(result.failed, 1)
         self.assertIn("exit code", text)
 
@@ -242,24 +213,19 @@ class Plan(unittest.TestCase):
         self.assertIn("build/test/layers/test_attention", runner.plan("test", ["[decode]"])[0])     # its part _long
 
 
-class ExportsEnvironment(unittest.TestCase):
+class ExportsEnvironment(Folder):
     """dev/hf/exports.sh: the Python environment of `make exports`"""
     SCRIPT = os.path.join(ROOT, "dev", "hf", "exports.sh")
 
     def setUp(self):
-        self.directory = tempfile.TemporaryDirectory()
-        self.cache = os.path.join(self.directory.name, "cable.c")
-
-    def tearDown(self):
-        self.directory.cleanup()
+        super().setUp()
+        self.cache = self.path("cable.c")
 
     def run_script(self, *words, **settings):
         """where no registry can be reached"""
         nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0", "PIP_FIND_LINKS": "",
-                   "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": self.directory.name}
-        p = subprocess.run([self.SCRIPT, *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                           env={**environment(), **nowhere, **settings}, universal_newlines=True)
-        return p.returncode, p.stdout
+                   "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": self.folder}
+        return ended(self.SCRIPT, *words, env={**environment(), **nowhere, **settings})
 
     def test_without_a_network_it_is_skipped_and_nothing_is_left(self):
         code, output = self.run_script("--ci")
@@ -269,21 +235,14 @@ class ExportsEnvironment(unittest.TestCase):
         self.assertEqual(os.listdir(self.cache), [])
         self.assertNotEqual(self.run_script()[0], 0)
 
-    def fake(self, path, script):
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write("#!/bin/sh\n" + script)
-        os.chmod(path, 0o755)
-
     def run_in_fake_environment(self, script, *words, install="exit 0\n"):
         """with these scripts as python and uv of the environment, and a make that has nothing to do"""
         with open(os.path.join(ROOT, "dev", "hf", "requirements.txt"), "rb") as f:
             text = f"Python {sys.version.split()[0]}\n".encode() + f.read()
         bin_of = os.path.join(self.cache, "exports-" + hashlib.sha256(text).hexdigest()[:16], "bin")
-        self.fake(os.path.join(bin_of, "python"), script)
-        self.fake(os.path.join(bin_of, "uv"), install)
-        tools = os.path.join(self.directory.name, "tools")
-        self.fake(os.path.join(tools, "make"), "")
+        self.shell(bin_of + "/python", script)
+        self.shell(bin_of + "/uv", install)
+        tools = os.path.dirname(self.shell("tools/make", ""))
         return self.run_script(*words, PATH=f"{tools}:{os.path.dirname(sys.executable)}:{os.environ['PATH']}")
 
     def test_the_hash_of_the_requirements_names_the_environment(self):
@@ -322,9 +281,8 @@ class ExportsEnvironment(unittest.TestCase):
 
 class Ci(unittest.TestCase):
     def run_ci(self, *words, **limits):
-        p = subprocess.run([os.path.join(ROOT, ".ci/run"), *words], env={**environment(), **limits},
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True)
-        return p.returncode, p.stdout.split("\n")
+        code, output = ended(os.path.join(ROOT, ".ci/run"), *words, env={**environment(), **limits})
+        return code, output.split("\n")
 
     def test_what_is_left_out_for_want_of_time_is_listed_and_is_not_a_failure(self):
         code, lines = self.run_ci("--only", "lint", "nvcc", LAST_START="0")
@@ -338,28 +296,23 @@ class Ci(unittest.TestCase):
         self.assertIn("lnit: expected a stage, one of install lint ", "\n".join(lines))
 
 
-class Configure(unittest.TestCase):
+class Configure(Folder):
     def test_eight_makes_at_a_time(self):
         """in a tree where nothing was built: each finds all flags, and none deletes another one's files"""
-        with tempfile.TemporaryDirectory() as d:
-            os.makedirs(d + "/test/a")
-            shutil.copytree(ROOT + "/dev", d + "/dev", ignore=shutil.ignore_patterns("results", "__pycache__"))
-            shutil.copy(ROOT + "/Makefile", d)
-            with open(d + "/test/a/test_a.cu", "w") as f:
-                f.write('#include "shared_kernels.h"\n')
-            with open(d + "/compiler", "w") as f:
-                f.write("#!/bin/sh\n")
-            os.chmod(d + "/compiler", 0o755)
-            command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "MPI=0", "NCCL=0", "NVCC="]
-            for _ in range(10):
-                shutil.rmtree(d + "/build", ignore_errors=True)
-                runs = [subprocess.Popen(command, cwd=d, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                                         universal_newlines=True) for _ in range(8)]
-                said = [run.communicate()[0] for run in runs]
-                self.assertEqual([(run.returncode, text) for run, text in zip(runs, said)], 8 * [(0, "")])
-                files = [name for name in os.listdir(d + "/build") if os.path.isfile(os.path.join(d, "build", name))]
-                names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda", "precision")
-                self.assertEqual(sorted(files), sorted(["config.mk", *(n + ".flags" for n in names)]))
+        shutil.copytree(ROOT + "/dev", self.path("dev"), ignore=shutil.ignore_patterns("results", "__pycache__"))
+        shutil.copy(ROOT + "/Makefile", self.folder)
+        self.write("test/a/test_a.cu", '#include "shared_kernels.h"\n')
+        self.shell("compiler", "")
+        command = ["make", "-q", "build/cpu.flags", "CXX=./compiler", "MPI=0", "NCCL=0", "NVCC="]
+        for _ in range(10):
+            shutil.rmtree(self.path("build"), ignore_errors=True)
+            runs = [subprocess.Popen(command, cwd=self.folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                                     universal_newlines=True) for _ in range(8)]
+            said = [run.communicate()[0] for run in runs]
+            self.assertEqual([(run.returncode, text) for run, text in zip(runs, said)], 8 * [(0, "")])
+            files = [name for name in os.listdir(self.path("build")) if os.path.isfile(self.path("build", name))]
+            names = ("commit", "cpu", "race", "asan", "simt", "mpi", "cuda", "precision")
+            self.assertEqual(sorted(files), sorted(["config.mk", *(n + ".flags" for n in names)]))
 
 
 if __name__ == "__main__":

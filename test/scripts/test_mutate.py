@@ -1,69 +1,49 @@
 #!/usr/bin/env python3
 """test_mutate.py -- test/mutations/mutate.py: faults that a test sees and that none sees, and what it keeps of them."""
-import contextlib
-import csv
 import glob
-import io
 import os
 import random
 import signal
 import subprocess
 import sys
-import tempfile
 import unittest
 from unittest import mock
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from folder import ROOT, Folder, called
+
 sys.path.insert(0, os.path.join(ROOT, "test", "mutations"))
 import mutate       # noqa: E402
 import tree         # noqa: E402
 
 
-class Mutate(unittest.TestCase):
+class Mutate(Folder):
     def setUp(self):
-        self.directory = tempfile.TemporaryDirectory()
-        self.addCleanup(self.directory.cleanup)
-        self.root = self.directory.name
-        self.put("data/sum.py", "def total(a, b):\n    return 10 * a + b\n\n\ndef idle(a):\n    return a + 0\n")
+        super().setUp()
+        self.write("data/sum.py", "def total(a, b):\n    return 10 * a + b\n\n\ndef idle(a):\n    return a + 0\n")
         self.put_test("self.assertEqual(sum.total(2, 3), 23); sum.idle(1)")
         for words in (["init", "-q"], ["add", "."]):
-            subprocess.run(["git", *words], cwd=self.root, check=True)
+            subprocess.run(["git", *words], cwd=self.folder, check=True)
         for module in (mutate, mutate.planting):
-            self.patch(module, "ROOT", self.root)
+            self.patch(module, "ROOT", self.folder)
         self.patch(mutate, "OBJECTS", [])
         self.patch(mutate, "all_tests", lambda: {"t.py": []})
         self.patch(mutate.ledger, "commit", lambda: "0123456789")
 
     def patch(self, *words):
-        patch = mock.patch.object(*words)
-        patch.start()
-        self.addCleanup(patch.stop)
-
-    def put(self, name, text):
-        path = os.path.join(self.root, name)
-        os.makedirs(os.path.dirname(path), exist_ok=True)
-        with open(path, "w") as f:
-            f.write(text)
-        return path
+        self.start(mock.patch.object(*words))
 
     def put_test(self, line, more=""):
         """t.py: a test of this line, which sees data/sum.py as `sum`, and what `more` adds to its class"""
-        self.put("t.py", "import sys, time, unittest\nsys.path.insert(0, 'data')\nimport sum\n\n\n"
-                         f"class Sum(unittest.TestCase):\n    def test(self):\n        {line}\n{more}\n\n"
-                         "if __name__ == '__main__':\n    unittest.main()\n")
+        self.write("t.py", "import sys, time, unittest\nsys.path.insert(0, 'data')\nimport sum\n\n\n"
+                           f"class Sum(unittest.TestCase):\n    def test(self):\n        {line}\n{more}\n\n"
+                           "if __name__ == '__main__':\n    unittest.main()\n")
 
     def run_main(self, *words, known=""):
         """(exit code, what it printed, the rows of its CSV)"""
-        results = os.path.join(self.root, "results.csv")
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            with mock.patch.object(mutate, "KNOWN", self.put("known.tsv", known)):
-                code = mutate.console.code_of(mutate.main, ["--results", results, *words])
-        rows = []
-        if os.path.exists(results):
-            with open(results) as f:
-                rows = list(csv.DictReader(f))
-        return code, out.getvalue() + err.getvalue(), rows
+        results = self.path("results.csv")
+        with mock.patch.object(mutate, "KNOWN", self.write("known.tsv", known)):
+            code, out, err = called(mutate.main, "--results", results, *words)
+        return code, out + err, self.table(results) if os.path.exists(results) else []
 
     SEEN = "minus\tdata/sum.py\t10 * a + b\t10 * a - b\tt.py\tci\ta difference\n"
     UNSEEN = "idle\tdata/sum.py\ta + 0\ta - 0\tt.py\t\tnothing\n"
@@ -73,8 +53,7 @@ class Mutate(unittest.TestCase):
         self.assertEqual((code, [r["result"] for r in rows]), (1, ["killed by t.py", "survived"]))
         self.assertIn("1 killed, 1 survived", text)
         self.assertIn("data/sum.py:6\n- a + 0\n+ a - 0", text)
-        with open(os.path.join(self.root, "build", "mutations", "tree", "data", "sum.py")) as f:
-            self.assertIn("10 * a + b", f.read())                        # the copy is whole again
+        self.assertIn("10 * a + b", self.read("build/mutations/tree/data/sum.py"))      # the copy is whole again
         self.assertEqual(self.run_main("--only", "minus", known=self.SEEN + self.UNSEEN)[0], 0)
 
     def test_what_is_done_is_not_done_again(self):
@@ -117,7 +96,7 @@ class Mutate(unittest.TestCase):
     def test_tests_that_do_not_run(self):
         for test, why in (("pass\n", "and none ran"), ("assert False\n", "got exit code 1")):
             with self.subTest(why=why):
-                self.put("t.py", test)
+                self.write("t.py", test)
                 self.refused(self.SEEN, why)
         self.put_test("self.skipTest('SKIPPED: no GPU')")
         self.refused(self.SEEN, "t.py | no GPU")                            # skipped, and no test is left
@@ -156,15 +135,15 @@ class Mutate(unittest.TestCase):
               "template": ("int N> int", "int N, int M> int", "survived", 2)}
 
     def forget(self):
-        for path in glob.glob(f"{self.root}/results.csv") + glob.glob(f"{self.root}/build/mutations/*.json"):
+        for path in glob.glob(f"{self.folder}/results.csv") + glob.glob(f"{self.folder}/build/mutations/*.json"):
             os.remove(path)
 
     def put_cpp(self):
         self.forget()
-        self.put("llmc/sum.h", self.HEADER)
-        self.put("test/test_sum.cu", self.PROGRAM)
-        self.put("Makefile", "build/test/test_sum: test/test_sum.cu llmc/sum.h\n\tmkdir -p build/test\n"
-                             "\tg++ -std=c++17 -I. -MMD -MF $@.d -x c++ $< -o $@\n")
+        self.write("llmc/sum.h", self.HEADER)
+        self.write("test/test_sum.cu", self.PROGRAM)
+        self.write("Makefile", "build/test/test_sum: test/test_sum.cu llmc/sum.h\n\tmkdir -p build/test\n"
+                               "\tg++ -std=c++17 -I. -MMD -MF $@.d -x c++ $< -o $@\n")
         self.patch(mutate, "all_tests", lambda: {"build/test/test_sum": []})
         lines = self.HEADER.split("\n")
         faults = []
@@ -199,7 +178,7 @@ class Mutate(unittest.TestCase):
         for said, left in (("llmc/sum.h:6:9: error: x", {2}), ("a.h:1: error: x\nllmc/sum.h:2:30: note: x", {1}),
                            ("llmc/sum.h:99:1: error: x", {1, 2, 3, 4, 5, 6})):
             with self.subTest(said=said), mock.patch.object(mutate.Tree, "make", side_effect=[(1, said), (0, "")]):
-                self.assertEqual(mutate.Tree(self.root + "/tree").build(faults, ["x"]) - {7}, left)
+                self.assertEqual(mutate.Tree(self.folder + "/tree").build(faults, ["x"]) - {7}, left)
 
     def test_cpp_whose_tests_do_not_run(self):
         self.put_cpp()
@@ -209,7 +188,7 @@ class Mutate(unittest.TestCase):
                          (("test/test_sum.cu", "wrong"), "expected tests that compile without a fault")):
             with self.subTest(why=why):
                 self.put_cpp()
-                self.put(*put)
+                self.write(*put)
                 code, text, _ = self.run_main("--seed", "1")
                 self.assertEqual(code, 2)
                 self.assertIn(why, text)
@@ -223,7 +202,7 @@ class Mutate(unittest.TestCase):
     def test_the_time_for_one_fault(self):
         cases = {mutate.Case("x", str(i)): i for i in range(3)}
         with mock.patch.object(mutate.Tree, "run", return_value=(0, None)):
-            verdict = mutate.Tree(self.root + "/tree").verdict
+            verdict = mutate.Tree(self.folder + "/tree").verdict
             self.assertEqual(verdict(1, cases, 60), ("survived", 3))
             self.assertEqual(verdict(1, cases, -1), ("survived -1 s of its tests", 1))
 
@@ -248,14 +227,14 @@ class Mutate(unittest.TestCase):
         self.assertTrue(text.endswith("0 passed, 1 failed\n"), text)
 
     def test_survivors_and_the_score(self):
-        survivors = self.put("survivors.tsv", "")
+        survivors = self.write("survivors.tsv", "")
         self.patch(mutate, "SURVIVORS", survivors)
         self.run_main(known=self.SEEN + self.UNSEEN)
         code, text, _ = self.run_main("--summary")
         self.assertEqual(code, 1)
         self.assertIn("| all | 1 | 0 | 1 | 0 | 0 | 0 | 50.0% | 50.0% |", text)
         self.assertRegex(text, r"no explanation in survivors.tsv: idle: survived\n  data/sum.py:6")
-        self.put("survivors.tsv", "idle\tdata/sum.py\tequivalent\tnothing is added\n")
+        self.write("survivors.tsv", "idle\tdata/sum.py\tequivalent\tnothing is added\n")
         code, text, _ = self.run_main("--summary")
         self.assertEqual(code, 0, text)
         self.assertIn("| all | 1 | 0 | 0 | 0 | 1 | 0 | 100.0% | 100.0% |", text)
@@ -268,7 +247,7 @@ class Mutate(unittest.TestCase):
         self.patch(mutate.ledger, "commit", lambda: "1123456789")
         _, text, _ = self.run_main("--seed", "3", "--again")
         self.assertIn("1 killed, 1 reached by no test", text)
-        self.patch(mutate, "SURVIVORS", self.put("survivors.tsv", ""))
+        self.patch(mutate, "SURVIVORS", self.write("survivors.tsv", ""))
         self.assertIn("| seed 3 | 1 | 1 | 0 | 1 | 0 | 0 | 33.3% | 66.7% |", self.run_main("--summary")[1])
 
     def test_only_code_is_changed(self):
@@ -309,8 +288,8 @@ class Mutate(unittest.TestCase):
         faults = draw(3, 2)
         self.assertEqual(faults, draw(3, 2))
         self.assertEqual(faults[:1], draw(3, 1))                    # a larger count adds to a smaller one
-        self.put("data/long.py", "def more(a):\n" + 40 * "    a = a + 1\n")
-        subprocess.run(["git", "add", "."], cwd=self.root, check=True)
+        self.write("data/long.py", "def more(a):\n" + 40 * "    a = a + 1\n")
+        subprocess.run(["git", "add", "."], cwd=self.folder, check=True)
         many = draw(3, 42)
         self.assertEqual(len({(f.file, f.line) for f in many}), 42)
         self.assertGreater(sum(f.file == "data/long.py" for f in many[:20]), 15)        # each line, not each file

@@ -1,12 +1,11 @@
 """test_ptxas_budget.py -- dev/ptxas_budget.py on the output of nvcc 13.0, and on the same text with planted faults."""
 import json
 import os
-import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+from folder import ROOT, Folder, ended, read
+
 PROGRAM = os.path.join(ROOT, "dev", "ptxas_budget.py")
 ATTENTION = "_Z26flash_backward_dkdv_kernelILb1EL9FlashBias2ELi64EEv9FlashArgsPK10FlashQuery"
 KERPLE = "_Z22kerple_backward_kernelILb1EEvPfS0_PKfS2_S2_iiii"
@@ -39,29 +38,19 @@ ptxas info    : Compile time = 99.280 ms
 NAME = "flash_backward_dkdv_kernel<true, (FlashBias)2, 64>"
 
 
-class Budget(unittest.TestCase):
+class Budget(Folder):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.at = lambda name: os.path.join(directory.name, name)
-        self.write("log", LOG)
-        code, said = self.run_it("--update", self.at("log"))
+        super().setUp()
+        code, said = self.run_it("--update", self.write("log", LOG))
         self.assertEqual(code, 0, said)
-
-    def write(self, name, text):
-        with open(self.at(name), "w") as f:
-            f.write(text)
 
     def run_it(self, *arguments, version="13.0", **env):
         compiler = ["--nvcc-version", version] if version else []
-        p = subprocess.run([sys.executable, PROGRAM, "--budget", self.at("budget.json"), *compiler, *arguments],
-                           stdout=subprocess.PIPE, stderr=subprocess.STDOUT, universal_newlines=True,
-                           env=dict(os.environ, **env))
-        return p.returncode, p.stdout
+        return ended(sys.executable, PROGRAM, "--budget", self.path("budget.json"), *compiler, *arguments,
+                     env=dict(os.environ, **env))
 
     def compare(self, text, **more):
-        self.write("log", text)
-        return self.run_it(self.at("log"), **more)
+        return self.run_it(self.write("log", text), **more)
 
     def planted(self, old, new, *parts):
         self.assertIn(old, LOG)
@@ -72,8 +61,7 @@ class Budget(unittest.TestCase):
         self.assertIn("1 breaches", said)
 
     def test_what_it_reads(self):
-        with open(self.at("budget.json")) as f:
-            budget = json.load(f)
+        budget = json.loads(self.read("budget.json"))
         self.assertEqual(budget["nvcc"], "13.0")
         self.assertEqual(set(budget["kernels"]), {NAME, "kerple_backward_kernel<true>"})
         self.assertEqual(budget["kernels"]["kerple_backward_kernel<true>"]["sm_90a"],
@@ -94,8 +82,8 @@ class Budget(unittest.TestCase):
                      f"{NAME}, sm_80: spill stores: found 24, budget 0")
 
     def test_budgeted_spills_are_named(self):
-        self.write("log", LOG.replace("0 bytes spill stores", "4 bytes spill stores"))
-        self.assertIn("2 of them spill", self.run_it("--update", self.at("log"))[1])
+        log = self.write("log", LOG.replace("0 bytes spill stores", "4 bytes spill stores"))
+        self.assertIn("2 of them spill", self.run_it("--update", log)[1])
         code, said = self.compare(LOG)
         self.assertEqual(code, 0)
         self.assertIn(f"2 kernels; 2 of them spill: {NAME}, kerple", said)
@@ -145,22 +133,19 @@ class Budget(unittest.TestCase):
             self.assertIn("--update` writes one", said)
 
     def test_without_nvcc(self):
-        with tempfile.TemporaryDirectory() as empty:
-            code, said = self.run_it(version=None, PATH=empty, NVCC="", CUDA_HOME=empty)
+        os.mkdir(self.path("empty"))
+        code, said = self.run_it(version=None, PATH=self.path("empty"), NVCC="", CUDA_HOME=self.path("empty"))
         self.assertEqual(code, 0, said)
         self.assertIn("SKIPPED: there is no nvcc", said)
 
     def test_a_compiler_that_fails(self):
-        self.write("nvcc", "#!/bin/sh\necho 'train_gpt2.cu(3): error: this is wrong'\nexit 2\n")
-        os.chmod(self.at("nvcc"), 0o755)
-        code, said = self.run_it(NVCC=self.at("nvcc"))
+        nvcc = self.shell("nvcc", "echo 'train_gpt2.cu(3): error: this is wrong'\nexit 2\n")
+        code, said = self.run_it(NVCC=nvcc)
         self.assertEqual(code, 2)
         self.assertIn("train_gpt2.cu does not compile:\ntrain_gpt2.cu(3): error: this is wrong", said)
 
     def test_the_committed_budget(self):
-        path = os.path.join(ROOT, "dev", "ptxas_budget.json")
-        with open(path) as f:
-            kernels = json.load(f)["kernels"]
+        kernels = json.loads(read("dev/ptxas_budget.json"))["kernels"]
         for which in ("forward", "backward_dkdv", "backward_dq"):
             for causal in ("true", "false"):            # GPT-2, BERT
                 kernel = f"flash_{which}_kernel<{causal}, "

@@ -1,10 +1,10 @@
 """dev/recipe.py stops where a page cannot be followed: each kind of mark, right and wrong. Nothing is built here."""
 import os
 import sys
-import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+from folder import ROOT, Folder, read
+
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 import recipe  # noqa: E402
 
@@ -13,14 +13,12 @@ def page(mark, *lines):
     return "\n".join(["Text.", mark, "```", *lines, "```", "More text.", ""])
 
 
-class Recipe(unittest.TestCase):
+class Recipe(Folder):
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.recipe = recipe.Recipe(directory.name, full=False)
+        super().setUp()
+        self.recipe = recipe.Recipe(self.folder, full=False)
         self.recipe.say = lambda *line: None
-        with open(self.recipe.at("rows.h"), "w") as f:
-            f.write("one\ntwo\ntwo and a half\n")
+        self.write("rows.h", "one\ntwo\ntwo and a half\n")
 
     def follow(self, mark, *lines):
         for block in recipe.blocks_of("page.md", page(mark, *lines)):
@@ -30,10 +28,6 @@ class Recipe(unittest.TestCase):
         with self.assertRaises(recipe.Failure) as caught:
             self.follow(mark, *lines)
         self.assertIn(words, str(caught.exception))
-
-    def read(self, path):
-        with open(self.recipe.at(path)) as f:
-            return f.read()
 
     def test_files(self):
         self.follow("<!-- file: new/a.h -->", "int a;", "", "int b;")
@@ -49,7 +43,7 @@ class Recipe(unittest.TestCase):
 
     def test_commands(self):
         self.follow('<!-- run: prints "one" -->', "cat rows.h", "pwd >where")
-        self.assertEqual(os.path.realpath(self.read("where").strip()), os.path.realpath(self.recipe.directory))
+        self.assertEqual(self.read("where").strip(), self.folder)
         self.refused("expected 'three' in the output", '<!-- run: prints "three" -->', "cat rows.h")
         self.refused("exit code 1", "<!-- run -->", "false", "true")
         self.refused("exit code 3", "<!-- run -->", "exit 3")
@@ -65,7 +59,7 @@ class Recipe(unittest.TestCase):
         recipe.link_sources(self.recipe.directory)
         self.follow("<!-- run -->", "mkdir run", "echo written >run/log", "cmp README.md build/../README.md")
         self.assertEqual(self.read("run/log"), "written\n")
-        self.assertFalse(os.path.islink(self.recipe.at("run")))
+        self.assertFalse(os.path.islink(self.path("run")))
 
     def test_full_table(self):
         for full, wanted in ((False, "make test FEW_POSITIONS=1 A=2\n"), (True, "make test A=2\n")):
@@ -74,8 +68,7 @@ class Recipe(unittest.TestCase):
             self.assertEqual(self.read("said"), wanted)
 
     def test_launches(self):
-        with open(self.recipe.at("l.txt"), "w") as f:
-            f.write("2 llmc/attention/../gelu.cuh:5\n1 llmc/a.cuh:7\n")
+        self.write("l.txt", "2 llmc/attention/../gelu.cuh:5\n1 llmc/a.cuh:7\n")
         block = ("<!-- run -->\n<!-- launches: l.txt has %s, not llmc/b.cuh -->", "true")
         self.follow(block[0] % "llmc/gelu.cuh and llmc/a.cuh", block[1])
         self.refused("expected kernels launched in llmc/c.cuh", block[0] % "llmc/gelu.cuh and llmc/c.cuh", block[1])
@@ -95,9 +88,8 @@ class Recipe(unittest.TestCase):
         """the page in this repository has all kinds of blocks, and their anchors are where it says"""
         kinds = set()
         for name in recipe.PAGES:
-            with open(os.path.join(ROOT, name), encoding="utf-8") as f:
-                for block in recipe.blocks_of(name, f.read()):
-                    kinds.update(kind for kind, _ in block.marks)
+            for block in recipe.blocks_of(name, read(name)):
+                kinds.update(kind for kind, _ in block.marks)
         self.assertEqual(kinds, {"file", "insert", "run", "launches"})
 
 

@@ -1,30 +1,18 @@
 """test_roofline.py -- scripts/roofline.py: its rows against arithmetic done by hand, the trainer's --check and the
 sources; its table and bad input."""
-import contextlib
 import glob
-import io
 import json
 import os
 import re
 import subprocess
-import sys
-import tempfile
 import unittest
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path.insert(0, os.path.join(ROOT, "scripts"))
-import console  # noqa: E402
-import roofline  # noqa: E402
+from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, called, ended, read, read_bytes
+import console
+import roofline
 
-TRAINER = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_GPT2", "./train_gpt2")))
-BERT = os.path.abspath(os.path.join(ROOT, os.environ.get("TRAIN_BERT", "./train_bert")))
 H200 = roofline.GPUS["H200"]
 LEFT_OUT = re.compile(r"attention_|\(|(alibi|toeplitz|t5|sandwich|fire|rope_table)_")     # of the model, on a CPU
-
-
-def read(path):
-    with open(os.path.join(ROOT, path)) as f:
-        return f.read()
 
 
 def rows_of(model="small", B=64, T=1024, pos="cable", gpu=H200):
@@ -36,6 +24,12 @@ def built(*names):
     """those of the encodings that the trainer has: with FEW_POSITIONS=1 none and cable"""
     text = subprocess.run([TRAINER, "--help"], capture_output=True, text=True, timeout=100).stdout
     return [name for name in names if name in console.encodings(text)]
+
+
+def run_main(*words):
+    """(exit code, what it prints)"""
+    code, out, err = called(roofline.main, *words)
+    return code, out + err
 
 
 def one(rows, kernel, what=None):
@@ -62,7 +56,7 @@ class Ranges(unittest.TestCase):
             self.assertEqual({r.group for r in rows_of(pos=pos)[1]}, groups, pos)
 
 
-class Counts(unittest.TestCase):
+class Counts(Folder):
     def test_flops_are_6_per_weight_and_token_and_attention(self):
         for model, B, T, pos in (("small", 64, 1024, "cable"), ("small", 3, 100, "learned"), ("xl", 4, 2048, "alibi"),
                                  ((2, 2, 128), 1, 64, "kcable")):
@@ -129,16 +123,14 @@ class Counts(unittest.TestCase):
         self.assertAlmostEqual(one(rows, "embedding_hot_kernel").seconds, 39 * 0.12e-6)
         self.assertNotIn("embedding_hot_kernel", [r.kernel for r in rows_of(B=1, T=66)[1]])
 
-    @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
+    @unittest.skipUnless(HAS_TRAINER, "SKIPPED: make train_gpt2")
     def test_tensors_are_the_trainers(self):
         """--check: a line for each tensor, with its shape"""
         for pos in built("cable", "kcable_nw", "alibi", "learned"):
-            with self.subTest(pos=pos), tempfile.TemporaryDirectory() as folder:
-                text = os.path.join(folder, "text.txt")
-                with open(text, "w") as f:
-                    f.write(100 * "a")
+            with self.subTest(pos=pos):
+                text = self.write("text.txt", 100 * "a")
                 p = subprocess.run([TRAINER, "--check", "--model", "3,2,64", "--T", "32", "--B", "1", "--pos", pos,
-                                    "--train_files", text, "--val_files", text], cwd=folder, capture_output=True,
+                                    "--train_files", text, "--val_files", text], cwd=self.folder, capture_output=True,
                                    text=True, timeout=100)
                 self.assertEqual(p.returncode, 0, p.stdout + p.stderr)
                 s = roofline.shape_of((3, 2, 64), 1, 32, pos, V=256)
@@ -222,28 +214,21 @@ class Gpus(unittest.TestCase):
                 self.assertAlmostEqual(got, ms, delta=0.06)
 
 
-class Profile(unittest.TestCase):
+class Profile(Folder):
     """--profile of the trainers, and beside the prediction"""
 
     def setUp(self):
-        folder = tempfile.TemporaryDirectory()
-        self.addCleanup(folder.cleanup)
-        self.folder = folder.name
-        self.text = os.path.join(self.folder, "text.txt")
-        with open(self.text, "w") as f:
-            f.write("".join(f"line {n}, and {n * n} its square.\n" for n in range(2000)))
+        super().setUp()
+        self.text = self.write("text.txt", "".join(f"line {n}, and {n * n} its square.\n" for n in range(2000)))
 
     def train(self, program, name, *flags):
         """the path of what it printed"""
-        path = os.path.join(self.folder, name + ".txt")
-        with open(path, "w") as f:
-            words = ["--train_files", self.text, "--val_files", self.text, "--T", "64", "--steps", "3", "--B", "2"]
-            code = subprocess.run([program, *words, "--val_every", "0", *flags], stdout=f, stderr=subprocess.STDOUT,
-                                  timeout=200).returncode
-        self.assertEqual(code, 0, read(path))
-        return path
+        words = ["--train_files", self.text, "--val_files", self.text, "--T", "64", "--steps", "3", "--B", "2"]
+        code, text = ended(program, *words, "--val_every", "0", *flags, timeout=200)
+        self.assertEqual(code, 0, text)
+        return self.write(name + ".txt", text)
 
-    @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
+    @unittest.skipUnless(HAS_TRAINER, "SKIPPED: make train_gpt2")
     def test_kernels_are_called_as_often_as_predicted(self):
         """all that the model has except attention's, which are different kernels on a CPU"""
         for pos, recompute in [(pos, 1) for pos in built(*roofline.BIASES)] + [("cable", 2)]:
@@ -266,56 +251,48 @@ class Profile(unittest.TestCase):
                 self.assertAlmostEqual(sum(shares), 100, delta=0.06 * len(shares))
                 self.assertTrue(all(ms >= 0 for _, ms in profile.values()), profile)
 
-    @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
+    @unittest.skipUnless(HAS_TRAINER, "SKIPPED: make train_gpt2")
     def test_it_changes_no_bit_and_is_off_by_default(self):
         printed = []
         for name, flags in ("with", ("--profile", "2")), ("without", ()):
-            out = os.path.join(self.folder, name)
+            out = self.path(name)
             printed.append(read(self.train(TRAINER, name, "--model", "1,2,64", "--out", out, "--checkpoint_every", "3",
                                            "--sample_every", "0", *flags)))
             weights = glob.glob(os.path.join(out, "step_*", "*.safetensors"))
             self.assertTrue(weights)
         self.assertEqual(["profile of step" in text for text in printed], [True, False])
-        for path in glob.glob(os.path.join(self.folder, "with", "step_*", "*.safetensors")):
-            with open(path, "rb") as a, open(path.replace("/with/", "/without/"), "rb") as b:
-                self.assertEqual(a.read(), b.read(), path)
+        for path in glob.glob(self.path("with", "step_*", "*.safetensors")):
+            self.assertEqual(read_bytes(path), read_bytes(path.replace("/with/", "/without/")), path)
 
-    @unittest.skipUnless(os.path.exists(BERT), "SKIPPED: make train_bert")
+    @unittest.skipUnless(HAS_BERT, "SKIPPED: make train_bert")
     def test_bert(self):
-        profile = roofline.measured(self.train(BERT, "bert", "--model", "2,2,64", "--profile", "3"))
+        profile = roofline.measured(self.train(BERT_TRAINER, "bert", "--model", "2,2,64", "--profile", "3"))
         self.assertEqual(profile["gelu_erf_backward_kernel", "-"][0], 3)        # two layers and the head
         self.assertEqual(profile["attention_backward_kernel", "-"][0], 2)
 
     def test_measured_beside_predicted(self):
-        path = os.path.join(self.folder, "printed.txt")
-        with open(path, "w") as f:
-            f.write("step 1/9 | loss 3\nprofile of step 3, by events\nkernel  M x N x K  calls  ms  share  TFLOP/s\n"
-                    "flash_forward_kernel   -   12   12.000   8.0%   -\n"
-                    "matmul_kernel   65536x3072x768   12   4.000   3.0%   927.713\n"
-                    "some_new_kernel   -   2   0.500   0.3%   -\n"
-                    "(host)   -   -   1.000   0.7%   -\nstep 4/9 | loss 2\n")
+        path = self.write("printed.txt", "step 1/9 | loss 3\nprofile of step 3, by events\n"
+                          "kernel  M x N x K  calls  ms  share  TFLOP/s\n"
+                          "flash_forward_kernel   -   12   12.000   8.0%   -\n"
+                          "matmul_kernel   65536x3072x768   12   4.000   3.0%   927.713\n"
+                          "some_new_kernel   -   2   0.500   0.3%   -\n"
+                          "(host)   -   -   1.000   0.7%   -\nstep 4/9 | loss 2\n")
         s, rows = rows_of()
         table = roofline.compared(rows, H200, roofline.measured(path))
         self.assertEqual(table["flash_forward_kernel", "-"][2:4], [12, 12.0])
         self.assertEqual(table["matmul_kernel", "*x3072x768"][0:4:2], [24, 12])          # and fcprojw's dinp
         self.assertEqual(table["some_new_kernel", "-"][:4], [0, 0.0, 2, 0.5])
-        code, output = Program.run_main(self, "--measured", path)
+        code, output = run_main("--measured", path)
         self.assertEqual(code, 0, output)
         self.assertRegex(output, r"flash_forward_kernel +- +12 +12 +6\.133 +12\.000 +-49% +406 +103\.2")
-        code, output = Program.run_main(self, "--measured", self.text)
+        code, output = run_main("--measured", self.text)
         self.assertEqual(code, 2, output)
         self.assertIn("got no table", output)
 
 
 class Program(unittest.TestCase):
-    def run_main(self, *words):
-        out, err = io.StringIO(), io.StringIO()
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            code = console.code_of(roofline.main, list(words))
-        return code, out.getvalue() + err.getvalue()
-
     def test_table(self):
-        code, output = self.run_main("--B", "8")
+        code, output = run_main("--B", "8")
         self.assertEqual(code, 0, output)
         self.assertIn("A PREDICTION, not a measurement", output)
         step = float(re.search(r"^# step +([\d.]+) ms", output, re.M).group(1))
@@ -326,14 +303,14 @@ class Program(unittest.TestCase):
     def test_every_gpu_and_encoding_has_a_table(self):
         for words in (["--gpu", "4090", "--pos", "fire"], ["--gpu", "B200", "--pos", "t5", "--model", "xl"],
                       ["--gpu", "A100"], ["--recompute", "2"]):
-            code, output = self.run_main(*words)
+            code, output = run_main(*words)
             self.assertEqual(code, 0, output)
             self.assertRegex(output, "prediction|PREDICTION|predicted")
 
     def test_bad_input(self):
         for words, says in ((["--model", "huge"], "L,NH,C"), (["--model", "2,2,64"], "heads of 64 or 128"),
                             (["--model", "2,3,64"], "multiple of NH"), (["--B", "0"], "positive")):
-            code, output = self.run_main(*words)
+            code, output = run_main(*words)
             self.assertEqual(code, 2, output)
             self.assertIn(says, output)
 

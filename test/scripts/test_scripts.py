@@ -14,7 +14,8 @@ import sys
 import unittest
 from unittest import mock
 
-from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called)
+from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called,
+                    read_bytes)
 import paper
 import report
 import runqueue
@@ -403,9 +404,7 @@ class TestRuns(Folder):
     def test_a_table_end_to_end(self):
         self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
         log = self.path("run", "wikitext-103", "1x2x32", "cable-T16", "seed_1", "log.jsonl")
-        with open(log) as f:
-            steps = [json.loads(line)["step"] for line in f if '"train"' in line]
-        self.assertEqual(steps, list(range(6)))
+        self.assertEqual([r["step"] for r in self.records("train", os.path.dirname(log))], list(range(6)))
         before = os.stat(log).st_mtime_ns
         again = self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
         self.assertEqual(os.stat(log).st_mtime_ns, before)
@@ -430,8 +429,7 @@ class TestRuns(Folder):
         self.assertIn(f"| cable | 2 | {' | '.join(cells)} | {ratio:.3f} |\n", r.stdout)
         self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \| - \|\n")
         self.assertIn("Trained for 6 steps of 64 tokens of wikitext-103, at T = 16.", r.stdout)
-        with open(glob.glob(self.path("report", "*.png"))[0], "rb") as f:
-            self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
+        self.assertEqual(read_bytes(glob.glob(self.path("report", "*.png"))[0])[:8], b"\x89PNG\r\n\x1a\n")
 
     def test_figures_3_and_bias(self):
         self.go("figure3", "tiny", "none", "alibi", "1024", "--set", "tokens=20")
@@ -439,8 +437,7 @@ class TestRuns(Folder):
         for name in ("0_mean", "all_all"):
             image = f"run/fineweb-edu/1x2x32/cable-T16/seed_42/eval/bias/bias_{name}.png"
             self.assertTrue(os.path.exists(self.path(image)))
-        with open(self.path("run/figure3/1x2x32/alibi-T16/seed_42/log.jsonl")) as f:
-            used = [r["mem"] for r in map(json.loads, f) if r["kind"] == "train"]
+        used = [r["mem"] for r in self.records("train", "run/figure3/1x2x32/alibi-T16/seed_42")]
         self.assertTrue(len(used) == 6 and all(1e6 < m < 64e9 for m in used), used)     # measured, not estimated
         r = script("report.py", self.path("run"), "-o", self.path("report"))
         self.assertEqual(r.returncode, 0, r.stderr)
@@ -478,8 +475,7 @@ class TestRuns(Folder):
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertIn("expected 10,797,148: is this another text?", r.stderr)
         for split, length in ("train", len(text)), ("test", 900):
-            with open(self.path(f"text/wikitext2_bytes_{split}.txt")) as f:
-                self.assertEqual(f.read(), text[:length])
+            self.assertEqual(self.read(f"text/wikitext2_bytes_{split}.txt"), text[:length])
         files = [word for split in ("train", "val")
                  for word in ("--set", f"{split}_files={self.path(f'text/wikitext2_bytes_{split}.txt')}")]
         command = ["paper.py", "quick", "cable", "rope", "--quiet", "--seeds", "7", "--set", "steps=3", "--set",
@@ -605,8 +601,7 @@ class TestReport(Folder):
         tables = "Table 1 (gpt2:tiny, wikitext-103), Table 3 (gpt2:small, fineweb-edu-10B), "
         self.assertIn(f"\nLeft out, as they have no run (--paper shows them): {tables}", out)
         self.assertEqual(len(glob.glob(self.path("report/*.png"))), 1)
-        with open(self.path("report/report.md")) as f:
-            self.assertEqual(f.read() + "\n", out)
+        self.assertEqual(self.read("report/report.md") + "\n", out)
         whole, _ = self.report("--paper")
         for table in ("Table 2", "Table 3", "Table 4", "the arXiv version's"):
             self.assertIn(table, whole)
@@ -775,8 +770,7 @@ class TestReport(Folder):
         self.assertIn("## bert:base, contrastive loss on fineweb-edu-10B + ms-marco (Figure 6)\n", out)
         self.assertIn("| alibi | 1 | 7.15 | - |", out)
         for name in re.findall(r"!\[.*\]\((.*)\)", out):
-            with open(self.path("report", name), "rb") as f:
-                self.assertEqual(f.read(4), b"\x89PNG")
+            self.assertEqual(read_bytes(self.path("report", name))[:4], b"\x89PNG")
         self.assertEqual(out.count("!["), 2)
         lines = [line for ax in self.draw(self.path("c1"), self.path("s1")).axes for line in ax.lines]
         self.assertEqual([(line.get_label(), len(line.get_xdata())) for line in lines if line.get_linestyle() == "-"],

@@ -2,7 +2,6 @@
 import argparse
 import collections
 import contextlib
-import csv
 import glob
 import io
 import itertools
@@ -17,7 +16,7 @@ import time
 import unittest
 from unittest import mock
 
-from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, called
+from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, called, read, read_bytes
 import compare
 import console
 import ledger
@@ -115,8 +114,7 @@ def lines(text):
 class Fake(Folder):
     def setUp(self):
         super().setUp()
-        self.fake = self.write("fake", f"#!{sys.executable} -SE\n{FAKE}")
-        os.chmod(self.fake, 0o755)
+        self.fake = self.executable("fake", f"#!{sys.executable} -SE\n{FAKE}")
         self.write("no/matplotlib.py", "raise ImportError('no matplotlib here')")    # its import takes a second
 
     def command(self, *words, seeds="1 2", lengths="64", trainer=None):
@@ -144,10 +142,7 @@ class TestTable(Fake):
         r = self.study("--encodings", "one", "limited", "--eval_lengths", "64", "128", "--val_files", "x/b.txt",
                        "--eval_tokens", "999", seeds="1 2 4")
         of = lambda T: [10 + seed ** 2 + T / 64 for seed in (1, 2, 4)]
-        rows = {}
-        with open(self.path("s", "study.csv"), newline="") as f:
-            for row in csv.DictReader(f):
-                rows[row["encoding"], int(row["T"])] = row
+        rows = {(row["encoding"], int(row["T"])): row for row in self.table("s", "study.csv")}
         self.assertEqual(set(rows), {("one", 64), ("one", 128), ("limited", 64)})
         for (pos, T), row in rows.items():
             mean = sum(of(T)) / 3
@@ -185,8 +180,8 @@ class TestTable(Fake):
         flags = [c["flags"] for c in self.calls(of="evaluate")][4:]
         self.assertEqual({(f.get("stride"), f.get("curve"), f["eval_lengths"]) for f in flags},
                          {("48", None, "32,64,128"), (None, True, "64,128")})
-        with open(self.path("s", "study.csv"), newline="") as f:
-            rows = {(row["encoding"], row["T"], row["what"], row["positions"]): row for row in csv.DictReader(f)}
+        rows = {(row["encoding"], row["T"], row["what"], row["positions"]): row
+                for row in self.table("s", "study.csv")}
         of = lambda pos, T, what="ppl", positions="": float(rows[pos, str(T), what, positions]["mean"])
         ppl = lambda T: 10 + (1 + 4) / 2 + T / 64
         self.assertAlmostEqual(of("one", 128), ppl(128), 4)
@@ -223,8 +218,7 @@ class TestTable(Fake):
                       "| trained at | encoding | 64 | 128 |\n|---|---|---|---|\n| 64 | one | - | - |\n"
                       "| 64 | measured | 1,564 ± 707 (2) | 1,628 ± 707 (2) |\n", self.read("s", "study.md"))
         self.assertIn("| 64 | measured | 3 ± 1 (2) | 3 ± 1 (2) |\n", self.read("s", "study.md"))
-        with open(self.path("s", "study.csv"), newline="") as f:
-            rows = {(row["encoding"], row["T"], row["what"]): row for row in csv.DictReader(f)}
+        rows = {(row["encoding"], row["T"], row["what"]): row for row in self.table("s", "study.csv")}
         self.assertEqual(float(rows["measured", "128", "tok_per_s"]["mean"]), 1628)
         self.assertEqual(float(rows["measured", "128", "mem"]["mean"]), 3.4e6)
         self.assertNotIn(("one", "64", "mem"), rows)
@@ -358,7 +352,6 @@ class TestQueue(Fake):
     def test_a_gpu_for_each(self):
         trainer = self.path("fakecu")
         os.symlink(self.fake, trainer)
-        os.chmod(trainer, 0o755)
         self.study("--encodings", "pair", trainer=trainer, env={"CUDA_VISIBLE_DEVICES": "4,7"})
         calls = self.calls()
         self.assertEqual(sorted(c["environment"]["CUDA_VISIBLE_DEVICES"] for c in calls), ["4", "7"])
@@ -414,8 +407,7 @@ class TestQueue(Fake):
         """neither when log.jsonl is lost later, nor when the trainer says that all is well and wrote nothing"""
         self.study("--encodings", "one", seeds="1")
         log, = glob.glob(self.path("s/2x4x64/one-T64/seed_1/eval/*/log.jsonl"))
-        with open(log, "w"):
-            pass
+        self.write(log, "")
         self.study("--encodings", "one", seeds="1")
         self.assertEqual((len(self.calls(of="evaluate")), os.path.getsize(log) > 0), (2, True))
         r = self.study("--encodings", "mute", seeds="1", code=1)
@@ -553,8 +545,7 @@ class TestWords(Fake):
         self.assertEqual(self.calls(), [])
 
     def test_flags_that_a_run_may_change_are_the_trainers(self):
-        with open(os.path.join(ROOT, "llmc", "engine", "run", "flags.h")) as f:
-            rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", f.read())
+        rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", read("llmc/engine/run/flags.h"))
         free = {name for name, on_resume in rows if on_resume == "FREE"}
         self.assertLessEqual(set(runqueue.FREE), free)
 
@@ -593,8 +584,7 @@ class TestPaper(unittest.TestCase):
 @unittest.skipUnless(os.path.exists(TRAINER), "the trainer is not built")
 class TestTrainer(Folder):
     def test_all_encodings_are_the_rows_of_the_table(self):
-        with open(os.path.join(ROOT, "llmc", "position", "table.h")) as f:
-            rows = re.findall(r'^    X\((\w+), +\w+, +"', f.read(), re.M)
+        rows = re.findall(r'^    X\((\w+), +\w+, +"', read("llmc/position/table.h"), re.M)
         for trainer in (TRAINER, BERT_TRAINER):
             if os.path.exists(trainer):
                 text = runqueue.help_of(trainer)
@@ -610,8 +600,7 @@ class TestTrainer(Folder):
                    TRAINER, "--out", self.path("s"), "--jobs", "2", "--compare", "cable", "fox"]
         r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
-        with open(self.path("s", "study.csv"), newline="") as f:
-            rows = list(csv.DictReader(f))
+        rows = self.table("s", "study.csv")
         # learned has no positions beyond those it was trained with
         count = lambda what: sum(row["what"] == what for row in rows)
         self.assertEqual((count("ppl"), count("ppl, stride 4")), 2 * (2 * 2 * 3 + 1 + 2,))
@@ -645,8 +634,7 @@ class TestTrainer(Folder):
         table, _ = sorted((t for t in tables if t.ours), key=lambda t: t.key.metric)     # and that of sliding windows
         self.assertEqual((table.key.evaluated_on, table.values(("cable_v1", 16), 32), silent), ("b", values, []))
         if os.path.exists(self.path("s", "study.png")):
-            with open(self.path("s", "study.png"), "rb") as f:
-                self.assertEqual(f.read(8), b"\x89PNG\r\n\x1a\n")
+            self.assertEqual(read_bytes(self.path("s", "study.png"))[:8], b"\x89PNG\r\n\x1a\n")
             self.assertRegex(r.stdout, r"\nwrote .*study\.csv, .*study\.png, .*study_positions\.png\n")
         else:
             self.assertIn("matplotlib", r.stderr)

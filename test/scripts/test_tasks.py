@@ -1,11 +1,9 @@
 """test_tasks.py -- data/tasks.py: known examples, what a row marks as the answer, and that example k is the same on
 every machine; verify.py on its files; and that a small model learns to copy."""
 import cmath
-import csv
 import functools
 import hashlib
 import importlib.util
-import json
 import os
 import re
 import struct
@@ -14,7 +12,7 @@ import sys
 import unittest
 import unittest.mock
 
-from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, read_bytes
 sys.path.insert(0, os.path.join(ROOT, "data"))
 import tasks                    # noqa: E402
 import verdict                  # noqa: E402
@@ -22,8 +20,7 @@ import verdict                  # noqa: E402
 
 def read_rows(path):
     """(header, rows of ids)"""
-    with open(path, "rb") as f:
-        data = f.read()
+    data = read_bytes(path)
     header = struct.unpack("<256i", data[:1024])
     ids = struct.unpack(f"<{(len(data) - 1024) // 2}H", data[1024:])
     return header, [ids[i:i + header[7]] for i in range(0, len(ids), header[7])]
@@ -218,12 +215,10 @@ class Files(Folder):
         self.assertIn(f"{5 * len(tasks.TASKS) + 8} files checked, 0 findings", self.verify(self.out))
         self.assertEqual(self.make(), "")                  # all there
         path = os.path.join(self.out, "copy_test_0008.bin")
-        with open(path, "rb") as f:
-            whole = f.read()
+        whole = read_bytes(path)
         os.remove(path)
         self.assertIn("copy_test_0008.bin", self.make("--tasks", "copy"))
-        with open(path, "rb") as f:
-            self.assertEqual(f.read(), whole)
+        self.assertEqual(read_bytes(path), whole)
         self.assertIn("length = 4", self.make("--length", "5", code=2))
         self.assertIn("got kopy", self.make("--tasks", "kopy", code=2))
         self.assertIn("got fflm_sparse", self.make("--tasks", "fflm_sparse", code=2))
@@ -232,8 +227,7 @@ class Files(Folder):
             self.assertIn(f"expected at most 11 for {task}", self.make("--tasks", task, "--length", "12", code=2))
 
     def test_verify_finds_damage(self):
-        with open(self.path("o", "copy_test_0008.bin"), "rb") as f:
-            whole = f.read()
+        whole = read_bytes(self.path("o", "copy_test_0008.bin"))
         for at, value, words in ((28, 7, "in rows of 7"), (28, 0, "in rows of 0"), (12, 40000, "vocabulary 40000"),
                                  (20, 1, "should be zero"), (1024 + 2 * 12, 300, "expected an id below 256"),
                                  (8, 5, "tokens")):
@@ -253,7 +247,7 @@ class Training(Folder):
              "--final_lr", "0", "--val_every", "0", "--sample_every", "0", "--out", self.path("run")],
             stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ, "OMP_NUM_THREADS": "1"})
         self.assertEqual(r.returncode, 0, r.stdout.decode())
-        found = [x for x in map(json.loads, self.read("run", "log.jsonl").splitlines()) if x["kind"] == "task"]
+        found = self.records("task", "run")
         self.assertEqual(r.stdout.decode().count("learned has no positions beyond 8"), 3)
         self.assertEqual([(x["length"], x["T"], x["examples"], x["tokens"]) for x in found], [(3, 8, 100, 400)])
         self.assertGreaterEqual(found[0]["exact_share"], 0.95)
@@ -286,8 +280,7 @@ class Table(Folder):
 
     def setUp(self):
         super().setUp()
-        self.out, self.trainer = self.path("o"), self.write("trainer", FAKE_TRAINER)
-        os.chmod(self.trainer, 0o755)
+        self.out, self.trainer = self.path("o"), self.executable("trainer", FAKE_TRAINER)
         self.write("matplotlib.py", "raise ImportError('hidden')")
 
     def run_it(self, *args, code=0, figure=False):
@@ -300,7 +293,7 @@ class Table(Folder):
         return r.stdout
 
     def rows(self):
-        return list(csv.DictReader(self.read("o", "tasks.csv").splitlines()))
+        return self.table("o", "tasks.csv")
 
     def test_parts_resume_and_the_table(self):
         self.write("broken", "")

@@ -21,6 +21,8 @@ ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)
 if __name__ == "__main__":
     cache = os.environ.get("XDG_CACHE_HOME", os.path.expanduser("~/.cache"))
     interpreter.choose("transformers", also=sorted(glob.glob(f"{cache}/cable.c/exports-*/bin/python")))
+from folder import Folder  # noqa: E402
+
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
                   TRANSFORMERS_VERBOSITY="error")
@@ -63,15 +65,7 @@ def needs(*names):
 needs_data = unittest.skipUnless(DATA, "SKIPPED: CABLE_DATA is not set")
 
 
-class Exported(unittest.TestCase):
-    def setUp(self):
-        temporary = tempfile.TemporaryDirectory()
-        self.addCleanup(temporary.cleanup)
-        self.home = temporary.name
-
-    def path(self, name):
-        return os.path.join(self.home, name)
-
+class Exported(Folder):
     def train(self, name, data, *flags):
         """the directory of a checkpoint"""
         out = self.path("out")
@@ -96,8 +90,7 @@ class Exported(unittest.TestCase):
                    "0,0," + text]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        with open(self.path("bias/bias_0_0.json"), encoding="utf-8") as f:
-            return json.load(f)["tokens"]
+        return json.loads(self.read("bias/bias_0_0.json"))["tokens"]
 
     def check_ids(self, tokenizer, rows, decodes=True):
         self.assertGreater(len(rows), 5)
@@ -116,10 +109,8 @@ class TestGPT2(Exported):
         spell = {b: chr(b if b in printed else next(others)) for b in range(256)}
         space = spell[32]
         tokens = [spell[b] for b in range(256)] + ["th", "the", space + "the", "er"] + ["<|endoftext|>"] * end
-        with open(self.path("encoder.json"), "w") as f:
-            json.dump({token: i for i, token in enumerate(tokens)}, f)
-        with open(self.path("vocab.bpe"), "w", encoding="utf-8") as f:
-            f.write(f"#version: 0.2\nt h\nth e\n{space} the\ne r\n")
+        self.write("encoder.json", json.dumps({token: i for i, token in enumerate(tokens)}))
+        self.write("vocab.bpe", f"#version: 0.2\nt h\nth e\n{space} the\ne r\n")
         shard(self.path("ids.bin"), len(tokens), 0, [i % len(tokens) for i in range(3000)])
         return len(tokens)
 
@@ -160,9 +151,7 @@ class TestGPT2(Exported):
 
     @needs("train_gpt2")
     def test_bytes(self):
-        with open(self.path("t.txt"), "w") as f:
-            f.write("what came before it " * 50)
-        step = self.train("train_gpt2", self.path("t.txt"))
+        step = self.train("train_gpt2", self.write("t.txt", "what came before it " * 50))
         tokenizer = self.tokenizer(step)
         self.assertEqual(len(tokenizer), 256)
         self.check_ids(tokenizer, [(t, list(t.encode())) for t in TEXTS])
@@ -195,9 +184,7 @@ class TestBERT(Exported):
 
     @needs("train_bert")
     def test_bytes(self):
-        with open(self.path("t.txt"), "w") as f:
-            f.write("what came before it " * 50)
-        tokenizer = self.tokenizer(self.train("train_bert", self.path("t.txt")))
+        tokenizer = self.tokenizer(self.train("train_bert", self.write("t.txt", "what came before it " * 50)))
         self.assertEqual(len(tokenizer), 260)
         self.check_ids(tokenizer, [(t, list(t.encode())) for t in TEXTS])
         self.assertEqual(tokenizer("a [MASK]")["input_ids"], [257, 97, 32, 259, 258])
@@ -213,12 +200,10 @@ class TestShards(Exported):
                    "--threads", "1", "--out", out]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
-        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
-            return [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"]
+        return [r["loss"] for r in self.records("extrapolation", out)]
 
     def check(self, name, model):
-        with open(self.path("t.txt"), "w") as f:
-            f.write("what came before it " * 20)
+        self.write("t.txt", "what came before it " * 20)
         model.save_pretrained(self.path("whole"))
         model.save_pretrained(self.path("split"), max_shard_size="20KB")
         shards = [file for file in os.listdir(self.path("split")) if file.endswith(".safetensors")]

@@ -1,7 +1,6 @@
 // fire_inputs.h -- FIRE's parameters for the tests of the tensor-core kernels: f and its derivatives in double,
 // straight from the definition, and what the kernels read, made by the encoding's own kernels.
-#ifndef TEST_SIMT_FIRE_INPUTS_H
-#define TEST_SIMT_FIRE_INPUTS_H
+#pragma once
 
 #include <algorithm>
 #include <cmath>
@@ -99,5 +98,3 @@ struct FireArrays {
         a.pieces = pieces.p;
     }
 };
-
-#endif

@@ -11,8 +11,7 @@
 // A failed test prints each false EXPECT above its line, and the first one is its "info" in the JSON.
 //
 // Includes of a test come first: this file defines main.
-#ifndef TEST_KERNEL_TEST_H
-#define TEST_KERNEL_TEST_H
+#pragma once
 
 #include "test/harness.h"
 
@@ -161,5 +160,3 @@ int main(int argc, char** argv) {
     if (run == 0) { fprintf(stderr, "no test's name contains '%s'\n", filter.c_str()); return 1; }
     return failed > 0 ? 1 : 0;
 }
-
-#endif

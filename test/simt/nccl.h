@@ -8,8 +8,7 @@
 //   SIMT_GPUS=N               GPUs of the machine; each rank of it needs one of its own
 //   SIMT_NCCL=fail:K|hang:K   the K-th group of messages of this rank fails, or never ends
 //   SIMT_NCCL_RANK=R          only rank R does that
-#ifndef TEST_SIMT_NCCL_H
-#define TEST_SIMT_NCCL_H
+#pragma once
 
 #include <memory>
 
@@ -206,5 +205,3 @@ inline ncclResult_t ncclSend(const void* data, size_t n, ncclDataType_t type, in
 inline ncclResult_t ncclRecv(void* data, size_t n, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t s) {
     return simt_message({data, n * (type == ncclFloat ? 4 : 1), peer, type, false, s}, c);
 }
-
-#endif

@@ -1,7 +1,6 @@
 // shared_flash.h -- the tensor-core attention on the emulator, compiled once (shared_flash.cu) for its tests and for
 // the trainers: all forms of the bias, causal and not, take g++ a minute. With nvcc each file compiles its own.
-#ifndef TEST_SIMT_SHARED_FLASH_H
-#define TEST_SIMT_SHARED_FLASH_H
+#pragma once
 
 #include "llmc/attention/flash/backward.cuh"
 #include "llmc/attention/flash/forward.cuh"
@@ -23,6 +22,4 @@
 #if defined(SIMT) && !defined(SIMT_AMPERE)
 FLASH_KINDS(extern, true)
 FLASH_KINDS(extern, false)
-#endif
-
 #endif

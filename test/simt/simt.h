@@ -13,8 +13,7 @@
 //                      (SIMT_MATH=7 gives other errors)
 // Blocks run one after the other in random order. What a stream is given is done late (simt_runtime.h).
 // SIMT_LAUNCHES=FILE says which kernels a program launched, and how often. wavefronts.h counts bank conflicts.
-#ifndef TEST_SIMT_H
-#define TEST_SIMT_H
+#pragma once
 
 #if defined(__CUDACC__)
 #error "simt.h stands in for nvcc; build with g++ -include test/simt/simt.h"
@@ -92,5 +91,3 @@ using __nv_bfloat16 = bf16;
 #include "simt_cuda.h"
 #include "simt_runtime.h"
 #include "simt_ptx.h"
-
-#endif

@@ -1,6 +1,5 @@
 // simt_cuda.h -- the part of simt.h that runs kernels: CUDA's collectives, shared memory, the launch.
-#ifndef TEST_SIMT_CUDA_H
-#define TEST_SIMT_CUDA_H
+#pragma once
 
 inline void __syncthreads(SIMT_SITE) { simt_barrier("__syncthreads", 0, (int)blockDim.x, file, line); }
 inline void __syncwarp(unsigned mask = ~0u, SIMT_SITE) {
@@ -191,5 +190,3 @@ inline void simt_launch(const void* kernel, size_t blocks, int threads, size_t s
         if (b == 0) { simt_check_shared(kernel, shared_bytes, simt_static_written(fixed), file, line); }
     }
 }
-
-#endif

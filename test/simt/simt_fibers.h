@@ -3,8 +3,7 @@
 // A fiber is started once, by makecontext, and then goes from block to block. Switches are _setjmp and _longjmp, which,
 // unlike swapcontext, make no system call. A launch that fails leaves its fibers in the middle of a kernel; the next
 // one starts them again.
-#ifndef TEST_SIMT_FIBERS_H
-#define TEST_SIMT_FIBERS_H
+#pragma once
 
 struct SimtCopy { char* to; int group; char data[16]; };       // a cp.async under way
 struct SimtProduct {                                            // a wgmma under way
@@ -286,5 +285,3 @@ inline void simt_barrier(const char* what, int id, int threads, const char* file
     }
     simt_sleep();
 }
-
-#endif

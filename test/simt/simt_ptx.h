@@ -1,7 +1,6 @@
 // simt_ptx.h -- the functions of llmc/base/ptx.cuh for the emulator: what each instruction means, from the PTX ISA's
 // tables. Their comments there say what they do. The last part of simt.h.
-#ifndef TEST_SIMT_PTX_H
-#define TEST_SIMT_PTX_H
+#pragma once
 
 
 // ----------------------------------------------------------------------------------------------------------
@@ -233,5 +232,3 @@ template <int N> inline void cp_async_wait() {
     }
     t->copies.resize(kept);
 }
-
-#endif

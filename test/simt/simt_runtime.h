@@ -4,8 +4,7 @@
 // What a stream is given is done late: when the host waits for it, or asks whether it is done, streams take turns in an
 // order drawn by SIMT_SEED. So a missing wait is seen: it finds memory that was not written yet, and what cudaMalloc
 // returns is full of NaN.
-#ifndef TEST_SIMT_RUNTIME_H
-#define TEST_SIMT_RUNTIME_H
+#pragma once
 
 enum cudaError_t {
     cudaSuccess = 0,
@@ -361,5 +360,3 @@ inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
     }
     return cudaSuccess;
 }
-
-#endif

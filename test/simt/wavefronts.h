@@ -8,8 +8,7 @@
 // The program is compiled with -fsanitize=thread, but not linked with ThreadSanitizer: the calls before each access
 // come here instead. The code's address and the order in each lane tell which accesses are one instruction. g++ and
 // nvcc may compile plain C++ differently: a struct of 16 bytes may be two accesses here.
-#ifndef TEST_SIMT_WAVEFRONTS_H
-#define TEST_SIMT_WAVEFRONTS_H
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -137,5 +136,3 @@ template <class F> std::map<std::string, Wavefronts> count_wavefronts(F run) {
     }
     return by_line;
 }
-
-#endif
