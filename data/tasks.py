@@ -14,16 +14,17 @@ sort      fbda=abdf            the letters in order
 addition  011+111=1011         the sum of two binary numbers of equally many bits, the lowest bit first everywhere
 parity    0110=0100            how many ones there are up to each bit, modulo 2
 modsum    0714=0782            the sum of the digits up to each one, modulo 10
-recall    c7a3F0=a3F0c7        the values that belong to keys, asked in another order; only the values count
+recall    =cFaccFFaac          keys with their values, again and again; from a key's second time on its value counts
 mqrar1    a7b2a1a4=b2a4        the last value that each key was given; mqrar2 to mqrar4: the second to fourth last
 index     BdkaQz,k+02=Q        the letter at a distance of at most 15 from another one
 line      RRLRRRL=3            where a walk ends that starts at 0; walls at 0 and 8 stop it
 circle    RRLLLRL=8            where a walk ends that starts at 0, on a circle of 9 places
 fflm      =w1i0r1i1w0i1r0      a bit that is written (w), read (r) and left alone (i); only the bits after r count
 
-TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: pairs; mqrar: keys, each with 2 N values
-on average; line, circle: moves; fflm: instructions), every length equally often. recall and mqrar have 8 tenths of
---length, index 4 times and fflm 8 times as many, and fflm always the most, because it asks along the way.
+TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: keys, each 4 times on average; mqrar:
+keys, each with 2 N values on average; line, circle: moves; fflm: instructions), every length equally often. recall and
+mqrar have 8 tenths of --length, index 4 times and fflm 8 times as many. recall and fflm always have the most, because
+they ask along the way.
 TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training.
 Of fflm's instructions 80 % are ignored, in fflm_test_sparse_NNNN.bin 98 % and in fflm_test_dense_NNNN.bin 10 %.
 Example k of a file depends only on the task, the length, --seed and k, on every machine. No test example is among the
@@ -124,10 +125,9 @@ def modsum(draws, n):
 
 
 def recall(draws, n):
-    keys, values = draws.sample(KEYS, n), draws.text(DIGITS, n)
-    asked = draws.sample(range(n), n)
-    pairs = [k + v for k, v in zip(keys, values)]
-    return "".join(pairs), "".join(pairs[i] for i in asked)
+    """values look like keys: that they follow one is what a model has to find out"""
+    keys, values = draws.sample(KEYS, n), draws.text(KEYS, n)
+    return "", "".join(keys[i] + values[i] for i in (draws.below(n) for _ in range(4 * n)))
 
 
 def mqrar(draws, n, back):
@@ -181,6 +181,7 @@ def fflm(draws, n, ignored=80):
 TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall, index, line, circle, fflm)}
 TASKS.update((f"mqrar{back}", functools.partial(mqrar, back=back)) for back in (1, 2, 3, 4))
 ONLY_TESTS = {"fflm_sparse": functools.partial(fflm, ignored=98), "fflm_dense": functools.partial(fflm, ignored=10)}
+ALONG_THE_WAY = "recall", "fflm"        # tasks without a question before the answer
 TENTHS = {"recall": 8, "mqrar": 8, "index": 40, "fflm": 80}       # of --length; elsewhere 10
 
 
@@ -206,7 +207,7 @@ def example(task, split, length, seed, k):
     """(question, answer) number k; split: train, with up to `length` symbols, or test, with exactly that many"""
     for attempt in range(1000):
         draws = Draws(f"{task} {split} {length} {seed} {k} {attempt}")
-        n = 1 + draws.below(length) if split == "train" and task != "fflm" else length
+        n = 1 + draws.below(length) if split == "train" and task not in ALONG_THE_WAY else length
         question, answer = example_of(task, draws, n)
         trained = "fflm" if task in ONLY_TESTS else task
         if n < HELD_OUT_SYMBOLS or is_held_out(trained, question or answer) == (split == "test"):
@@ -215,13 +216,14 @@ def example(task, split, length, seed, k):
 
 
 def row(task, question, answer, tokens):
-    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER: of recall and
-    mqrar the values and not the keys, of fflm only what is read, and not its end"""
+    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER: of mqrar the
+    values and not the keys, of recall only values of keys that were there before, of fflm only what is read"""
     ids, kind = list(f"\n{question}=".encode()), family(task)
     for i, c in enumerate(answer.encode()):
-        given = kind in ("recall", "mqrar") and i % 2 == 0 or kind == "fflm" and (i % 2 == 0 or answer[i - 1] != "r")
+        given = i % 2 == 0 and kind in ("mqrar", "recall", "fflm") or \
+            kind == "recall" and answer[i - 1] not in answer[:i - 1:2] or kind == "fflm" and answer[i - 1] != "r"
         ids.append(c if given else c + ANSWER)
-    ids.append(END if kind == "fflm" else END + ANSWER)
+    ids.append(END if kind in ALONG_THE_WAY else END + ANSWER)
     return ids + [END] * (tokens - len(ids))
 
 

@@ -69,7 +69,17 @@ def reads(text):
     return [text[:i].rsplit("w", 1)[1][0] for i in range(0, len(text), 2) if text[i] == "r"]
 
 
-FIRST_TASKS = ("copy", "reverse", "sort", "addition", "parity", "modsum", "recall")
+def recalled(text):
+    """[(place of a value whose key was there before, that key's first value)]"""
+    first, found = {}, []
+    for i in range(0, len(text), 2):
+        if text[i] in first:
+            found.append((i + 1, first[text[i]]))
+        first.setdefault(text[i], text[i + 1])
+    return found
+
+
+FIRST_TASKS = ("copy", "reverse", "sort", "addition", "parity", "modsum")
 
 
 class Examples(unittest.TestCase):
@@ -82,19 +92,22 @@ class Examples(unittest.TestCase):
             def text(self, symbols, n):
                 return self.answers.pop(0)
             sample = text
+
+            def below(self, n):
+                return self.answers.pop(0)
         for task, given, question, answer in (
                 ("copy", ["fbda"], "fbda", "fbda"), ("reverse", ["fbda"], "fbda", "adbf"),
                 ("sort", ["fbdab"], "fbdab", "abbdf"), ("addition", ["11", "10"], "11+10", "001"),
                 ("addition", ["011", "111"], "011+111", "1011"), ("parity", ["0110"], "0110", "0100"),
                 ("modsum", ["0714"], "0714", "0782"),
-                ("recall", ["abc", "730", [1, 0]], "a7b3c0", "b3a7")):
+                ("recall", ["ac", "cF", 0, 0, 1, 0, 1, 1, 0, 0], "", "acaccFaccFcFacac")):
             self.assertEqual(tasks.TASKS[task](Given(*given), len(given[0])), (question, answer), task)
 
     def test_the_same_on_every_machine(self):
         self.assertEqual(tasks.example("copy", "test", 4, 42, 0), ("gsmp", "gsmp"))
         later = [t for t in (*tasks.TASKS, *tasks.ONLY_TESTS) if t not in FIRST_TASKS]
-        for names, wanted in ((FIRST_TASKS, "2915d865e0d8714cd39ec2a886fc2485ec5bc4800638f670857ead978e156a59"),
-                              (later, "be455f76e42abe6893657ba98cf0cae3a6c9a048f26234e2300451b52365dfdf")):
+        for names, wanted in ((FIRST_TASKS, "53ebf891952fe0832a78cfe7edec19a9942f1d7e8dead98815ea90bb25f1d6fa"),
+                              (later, "74367b498be48488f428dfd9575f35b2dd29d9f48282ff6ebe65a8dee36254c2")):
             found = hashlib.sha256()
             for task in names:
                 for split in ("train", "test"):
@@ -112,7 +125,7 @@ class Examples(unittest.TestCase):
             lengths, trained = [], set()
             for k in range(200):
                 question, answer = tasks.example(task, "train", 12, 3, k)
-                symbols = {"addition": question.find("+"), "recall": len(question) // 2, "index": question.find(","),
+                symbols = {"addition": question.find("+"), "recall": len(answer) // 8, "index": question.find(","),
                            "mqrar": len(answer) // 2, "fflm": len(answer) // 2}.get(tasks.family(task), len(question))
                 lengths.append(symbols)
                 trained.add(question)
@@ -121,7 +134,7 @@ class Examples(unittest.TestCase):
                 self.assertEqual(len(tasks.row(task, tested, found, 0)), tasks.row_tokens(task, 12))
                 self.assertTrue(tasks.is_held_out(task, tested or found))
                 self.assertFalse(symbols >= tasks.HELD_OUT_SYMBOLS and tasks.is_held_out(task, question or answer))
-            self.assertEqual(set(lengths), {12} if task == "fflm" else set(range(1, 13)), task)
+            self.assertEqual(set(lengths), {12} if task in ("recall", "fflm") else set(range(1, 13)), task)
 
     def test_a_test_of_fflm_is_not_what_it_has_learned(self):
         for task in tasks.ONLY_TESTS:
@@ -196,9 +209,16 @@ class Files(Folder):
                         self.assertEqual(list(answer), reads(text[2:-1]))
                         self.assertEqual(marked, [text[i - 1:i] == "r" for i in range(len(row))])
                         continue
+                    if task == "recall":                    # values of keys that were there before, and not the end
+                        text = bytes(i % tasks.ANSWER for i in row).decode()
+                        self.assertRegex(text, r"\A\n=[^\n=]+\n\Z")
+                        wanted = recalled(text[2:-1])
+                        self.assertEqual([(i - 2, text[i]) for i, m in enumerate(marked) if m], wanted)
+                        self.assertEqual(len(text), 8 * (length or L) + 3)
+                        continue
                     self.assertEqual((row[0], answer[-1]), (10, "\n"))
-                    if tasks.family(task) in ("recall", "mqrar"):       # every second token after "=", and the end
-                        first, back = 2 + len(question), int(task[5:]) if task[:5] == "mqrar" else 1
+                    if tasks.family(task) == "mqrar":       # every second token after "=", and the end
+                        first, back = 2 + len(question), int(task[5:])
                         values = {k: re.findall(re.escape(k) + r"(\d)", question) for k in question[::2]}
                         asked = [chr(row[first + 2 * i]) for i in range(len(answer) - 1)]
                         self.assertEqual("".join(values[k][-back] for k in asked), answer[:-1])
