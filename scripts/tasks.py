@@ -14,10 +14,10 @@ done is not run again, so that the same command continues after an interruption.
 seeds: a part of the work is a part of every task.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
-trained length: the mean over the seeds that reached 95 % at the trained length. If no seed did, it says "not learned"
-and the best result, because errors at longer lengths would mean nothing. --compare cable alibi adds how much the two
-differ at the longer lengths, in percentage points: the mean over the seeds with which both have learned, and where it
-lies at 95 % (it needs scipy).
+trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
+the way, it is the share of the answers. If no seed did, it says "not learned" and the best result, because errors at
+longer lengths would mean nothing. --compare cable alibi adds how much the two differ at the longer lengths, in
+percentage points: the mean over the seeds with which both have learned, and where it lies at 95 % (it needs scipy).
 """
 import collections
 import itertools
@@ -92,14 +92,15 @@ def prepare(args, names):
 # The table and the figure ---------------------------------------------------------------------------------------------
 
 def by_cell(rows):
-    """{(task, pos): {seed: [exact share at 1, 2, 4, 8 times the trained length; None beyond an encoding's reach]}}"""
+    """{(task, pos): {seed: [what is right at 1, 2, 4, 8 times the trained length; None beyond an encoding's reach]}}"""
     cells = {}
     for r in rows:
         seeds = cells.setdefault((r["task"], r["pos"]), {})
         shares = seeds.setdefault(r["seed"], [None] * len(MULTIPLES))
         multiple = r["length"] // r["trained"]
         if multiple in MULTIPLES:
-            shares[MULTIPLES.index(multiple)] = r["exact"] / r["examples"]
+            along = generators.family(r["task"]) in generators.ALONG_THE_WAY
+            shares[MULTIPLES.index(multiple)] = float(r["accuracy"]) if along else r["exact"] / r["examples"]
     return cells
 
 
@@ -178,7 +179,7 @@ def draw(rows, order, path):
     for ax in list(axes.flat)[len(names):]:
         ax.set_visible(False)
     fig.supxlabel("length of the test examples / longest trained length")
-    fig.supylabel("whole answer right (%)")
+    fig.supylabel("right (%)")
     if drawn:
         kept = in_order(drawn, order)
         axes[0, -1].legend([drawn[p] for p in kept], kept, loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=9)

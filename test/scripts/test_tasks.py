@@ -336,7 +336,8 @@ class Table(Folder):
             "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
             "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
-        self.assertIn("| | fflm | fflm_dense | fflm_sparse |", mixtures)
+        self.assertIn("| | fflm | fflm_dense | fflm_sparse |\n", mixtures)
+        self.assertIn("| `none` | not learned (50) |", mixtures)        # the share of answers, not of whole examples
         self.assertIn("\n1 runs of commit", mixtures)
         try:
             import matplotlib   # noqa: F401
