@@ -165,7 +165,8 @@ def draw(rows, order, path):
     names = in_order({t for t, _ in cells}, generators.TASKS)
     columns = min(4, len(names))
     lines = -(-len(names) // columns)
-    fig, axes = plot.figure(3.2 * columns, 2.7 * lines + 0.8, nrows=lines, ncols=columns, squeeze=False, sharey=True)
+    width = 3.2 * max(2, columns)                           # the label below needs two columns
+    fig, axes = plot.figure(width, 2.7 * lines + 0.8, nrows=lines, ncols=columns, squeeze=False, sharey=True)
     drawn = {}
     for ax, task in zip(axes.flat, names):
         ax.set_title(task)
