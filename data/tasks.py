@@ -125,7 +125,7 @@ def modsum(draws, n):
 
 
 def recall(draws, n):
-    """values look like keys: that they follow one is what a model has to find out"""
+    """values are drawn from the same characters as keys: which is which, a model has to find out"""
     keys, values = draws.sample(KEYS, n), draws.text(KEYS, n)
     return "", "".join(keys[i] + values[i] for i in (draws.below(n) for _ in range(4 * n)))
 
@@ -215,14 +215,20 @@ def example(task, split, length, seed, k):
     raise AssertionError(f"{task}: no example for {split} in 1000 attempts")
 
 
+def is_wanted(kind, answer, i):
+    """whether a model has to say character i of an answer: of mqrar the values and not the keys, of recall only the
+    values of keys that were there before, of fflm only what is read"""
+    if kind not in ("mqrar", "recall", "fflm"):
+        return True
+    key, before = answer[i - 1], answer[:i - 1:2]
+    return i % 2 == 1 and {"mqrar": True, "recall": key in before, "fflm": key == "r"}[kind]
+
+
 def row(task, question, answer, tokens):
-    """the ids of an example in a row of this many tokens; the ones of the answer carry the mark ANSWER: of mqrar the
-    values and not the keys, of recall only values of keys that were there before, of fflm only what is read"""
+    """the ids of an example in a row of this many tokens; those that a model has to say carry the mark ANSWER"""
     ids, kind = list(f"\n{question}=".encode()), family(task)
     for i, c in enumerate(answer.encode()):
-        given = i % 2 == 0 and kind in ("mqrar", "recall", "fflm") or \
-            kind == "recall" and answer[i - 1] not in answer[:i - 1:2] or kind == "fflm" and answer[i - 1] != "r"
-        ids.append(c if given else c + ANSWER)
+        ids.append(c + ANSWER if is_wanted(kind, answer, i) else c)
     ids.append(END if kind in ALONG_THE_WAY else END + ANSWER)
     return ids + [END] * (tokens - len(ids))
 

@@ -21,7 +21,7 @@ import console  # noqa: E402
 
 
 def read(*names):
-    """the text of a file of this repository, or of another one"""
+    """the text of a file; its path is absolute, or starts from the root of the repository"""
     with open(os.path.join(ROOT, *names), encoding="utf-8") as f:
         return f.read()
 
