@@ -270,7 +270,7 @@ inline void set_threads(int n) {
 // environment, which is read before main, changes that, so the program starts itself again with the environment set.
 inline void wait_politely(char** argv) {
     if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
-    setenv("OMP_WAIT_POLICY", "passive", 1);
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) { return; }       // without it, the next start would do the same
     execv("/proc/self/exe", argv);          // returns only on failure, and then the program continues as it is
 }
 #else

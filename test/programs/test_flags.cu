@@ -288,6 +288,7 @@ TEST_CASE("args: --help stops the parser and lists every flag once", "[args]") {
               ((row.programs & BERT_FLAG) != 0));
     }
     CHECK(text.find("[0.0003; a number from 0 to 1e+30]") != std::string::npos);
+    CHECK(text.find("[absent; text]") != std::string::npos);
 }
 
 TEST_CASE("args: --help and the banner keep to 100 columns", "[args]") {

@@ -1387,11 +1387,13 @@ TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][des
                           load.set("--generate", "the"),
                           load.with("--eval_lengths 16").set("--val_files", place / "val.txt")};
     for (const Flags& use : uses) {                             // 2 what is to be printed, and cannot be
-        INFO(use.words().back());
-        const Outcome o = in_shell(use, " > /dev/full", "full.log");
-        INFO(o.err);
-        CHECK(o.code == EXIT_BAD_INPUT);
-        CHECK(contains(o.err, "cannot write to stdout"));
+        for (const char* nowhere : {" > /dev/full", " >&-", " <&- >&-"}) {
+            INFO(use.words().back() << nowhere);
+            const Outcome o = in_shell(use, nowhere, "full.log");
+            INFO(o.err);
+            CHECK(o.code == EXIT_BAD_INPUT);
+            CHECK(contains(o.err, "cannot write to stdout"));
+        }
     }
     CHECK(in_shell(place.base.set("--out", place / "full"), " > /dev/full", "train.log").code == 0);    // 3 training
     CHECK(path_exists(step_dir(place / "full", 12)));

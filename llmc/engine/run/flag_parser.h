@@ -265,7 +265,7 @@ inline std::string help_text(const std::string& name, const std::string& descrip
         Names help = words_of(row.help);
         if (row.range.takes_value) {
             const std::string text = option_text(value);
-            help.push_back("[" + (text.empty() ? "" : text + "; ") + option_wanted(row.range, value) + "]");
+            help.push_back("[" + (text.empty() ? "absent" : text) + "; " + option_wanted(row.range, value) + "]");
         }
         const std::string flag = strprintf("  --%-18s %-4s ", row.name, row.alias);
         s += flag + wrapped(help, flag.size(), flag.size()) + "\n";

@@ -81,7 +81,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "look for flipped bits: compute the gradient of every Kth step twice, and compare weights and moments with " \
       "those after the last update; 0 = off") \
     GROUP("Logs and checkpoints", BOTH) \
-    X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; none = nothing is written") \
+    X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; without it nothing is written") \
     X(Text, config, "", "", any(), FREE, \
       "JSON with flags, {\"flags\": {\"lr\": 1e-3, ...}}, as in scripts/paper.json; the command line's override it") \
     X(int, resume, "-y", 0, between(0, 2), FREE, \

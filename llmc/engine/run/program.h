@@ -72,11 +72,11 @@ inline void release_signals() {
 // errors
 
 // A program calls this first. If stdin, stdout or stderr is closed, the next file that it opens would get that number,
-// and printing would write into that file.
+// and printing would write into that file. Read-only, so that printing fails as on a full disk.
 inline void open_closed_descriptors() {
     for (int fd = 0; fd <= 2; fd++) {
         if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
-        if (open("/dev/null", O_RDWR) != fd) { _exit(EXIT_DEVICE); }        // the lowest free number is fd
+        if (open("/dev/null", O_RDONLY) != fd) { _exit(EXIT_DEVICE); }        // the lowest free number is fd
     }
 }
 
