@@ -85,6 +85,7 @@ def apart(commands, directories=None):
 
 def preloaded(directory, name, text):
     """words before a command whose functions of the same names are replaced by these"""
+    name = name.replace("/", "")
     source, library = os.path.join(directory, name + ".c"), os.path.join(directory, name + ".so")
     with open(source, "w") as f:
         f.write(text)
@@ -801,6 +802,26 @@ class Training(Runs):
         self.assertGreater(time.monotonic() - begin, 4, "the disk was not slow")
         self.assertIn("step_00000002", output)
         self.assert_same("whole", "tidied", step=4)
+
+    def test_an_output_directory_may_take_longer_than_the_timeout(self):
+        self.train(1, "whole", steps=4, every=2)
+        self.train(1, "cut", steps=4, every=2)
+        shutil.rmtree(os.path.join(self.out("cut"), "step_00000004"))
+        for name, word, flags in (("new", "/new", ()), ("probed", ".tmp_step_shared", ()),
+                                  ("cut", "log.jsonl", ("--resume", "1"))):
+            with self.subTest(word):
+                begin = time.monotonic()
+                code, output = run(2, *slow_disk(self.directory.name, 4, word),
+                                   *self.command(name, "--collective_timeout", "2", *flags, steps=4, every=2))
+                self.assertEqual(code, 0, output)
+                self.assertGreater(time.monotonic() - begin, 4, "the disk was not slow")
+                self.assert_same("whole", name, step=4)
+
+    def test_an_environment_that_cannot_grow(self):
+        full = preloaded(self.directory.name, "full", "int setenv(const char *name, const char *value, int replace) { "
+                         "(void)name; (void)value; (void)replace; return -1; }\n")
+        code, output = run(1, "env", "-u", "OMP_WAIT_POLICY", *full, TRAINER, "--help")
+        self.assertEqual(code, 0, output)
 
     def test_a_rank_that_mpi_does_not_let_go(self):
         stuck = preloaded(self.directory.name, "stuck", "#include <unistd.h>\n"

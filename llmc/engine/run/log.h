@@ -179,7 +179,7 @@ struct Log {
 
     // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
     // otherwise the run continues with this step.
-    explicit Log(const std::string& out, int64_t resume_step = -1) {
+    explicit Log(const std::string& out = "", int64_t resume_step = -1) {
         if (out.empty()) { return; }
         io_mkdirs(out);
         const std::string main_path = out + "/main.log", json_path = out + "/log.jsonl";

@@ -184,13 +184,13 @@ inline int64_t checkpoints_to_come(const Run& r) {
 inline void load_run(Run& r, Parameters& p, const Json& config) {
     const Doing loading("preparing the weights");
     const Options& o = r.o;
-    const bool first = comm().rank == 0;
-    if (!o.out.empty() && r.trains && first) {
-        if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
-        clean_output_directory(o.out);
-        check(o.resume || list_checkpoints(o.out).empty(),
-              "--out %s: holds checkpoints of an earlier run; continue it with --resume 1, or give another directory",
-              o.out.c_str());
+    if (!o.out.empty() && r.trains) {
+        rank0_works([&] {
+            if (!r.lock) { r.lock = std::make_unique<OutputLock>(o.out); }
+            clean_output_directory(o.out);
+            check(o.resume || list_checkpoints(o.out).empty(), "--out %s: holds checkpoints of an earlier run; "
+                  "continue it with --resume 1, or give another directory", o.out.c_str());
+        }, "--out");
     }
     if (!o.out.empty() && r.trains && o.zero > 0 && o.checkpoint_every > 0) { check_shared_directory(o.out); }
     p.leaf = r.leaf;
@@ -223,7 +223,8 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
     r.verifier.every = o.verify_every;
     int64_t keep_before = INT64_MAX;                            // a run without training appends to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
-    r.log = std::make_unique<Log>(first ? o.out : "", keep_before);
+    r.log = std::make_unique<Log>();
+    rank0_works([&] { r.log = std::make_unique<Log>(o.out, keep_before); }, "the log");
     if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
 }
 

@@ -6,6 +6,7 @@
 
 #include "../files/outdir.h"
 #include "../ranks/parameters.cuh"
+#include "../ranks/patience.h"
 #include "../ranks/replicas.cuh"
 #include "data_record.h"
 
@@ -103,8 +104,7 @@ inline void check_shared_directory(const std::string& out) {
     if (comm().size == 1) { return; }
     const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
     const std::string text = comm_text(random_text(), "the probe of --out");
-    if (comm().rank == 0) { write_text(path, text); }
-    comm_max(0, "the probe of --out");                          // it is there
+    rank0_works([&] { write_text(path, text); }, "the probe of --out");
     const double end = wall_seconds() + std::min(10.0, comm().timeout / 2);
     const auto shared = [&] { return path_exists(path) && read_file(path) == text && access(out.c_str(), W_OK) == 0; };
     while (!shared() && wall_seconds() < end) { usleep(20000); }
