@@ -5,7 +5,8 @@
 #                                                             PRECISION=BF16   in bf16: what CUDA does anyway
 #   MPI=0  NCCL=0                  without them              OPENMPI_DIR=path  NCCL_DIR=path   where they are
 #   FEW_POSITIONS=1                builds the encodings none and cable only, in a fraction of the time
-#   ARGS='[tag]'                   the tests to run          CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS   are added to ours
+#   ARGS='[tag]'                   the tests to run          CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS   are added to ours:
+#                                  after ours if typed, before ours if the environment exports them
 
 ifeq ($(origin CXX),default)
 CXX := $(if $(shell command -v g++),g++,clang++)
@@ -20,10 +21,21 @@ COMMA := ,
 expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstword $(2)) or $(lastword $(2))))
 $(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
+# conda, Spack and modules export -march=nocona -O2 and the like: the last one wins, so theirs come before ours. What
+# someone types (make CXXFLAGS=-O0) comes last.
+exported = $(if $(filter environment,$(origin $(1))),$($(1)) )
+typed = $(if $(call exported,$(1)),,$($(1)))
+OTHER_BITS := -Of% -ffast% -funsafe-math% -fassociative-math -freciprocal-math -ffinite-math-only -fno-signed-zeros \
+    -fno-honor% -fapprox-func -ffp-contract=fast -fp-model=fast% -ffp-model=fast% -fsingle-precision-constant \
+    -mfpmath=387 -mrecip% -mdaz-ftz -use_fast% --use_fast% -fmad% --fmad%
+
 # What this machine has; only asked when something is compiled.
 PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \
     hashes gpu-check verdict
 ifneq ($(filter-out $(PLAIN) roofline demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
+$(foreach v,CXX CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS,$(foreach flag,\
+    $(filter $(OTHER_BITS),$(subst =-, -,$(subst $(COMMA), ,$(call exported,$(v))))),$(error $(v) of the environment \
+    has $(flag)$(COMMA) which changes the results: unset it, or type your own: make $(v)=...)))
 ASKED := CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR
 $(shell dev/configure.sh $(foreach knob,$(ASKED),'$(knob)=$($(knob))') || rm -f $(B)/config.mk)
 include $(B)/config.mk
@@ -31,23 +43,24 @@ endif
 
 # The same bits on every CPU: no sum is reordered, and a product and a sum are fused only where the source says so.
 OPT := -O3 -march=native -fno-math-errno -fno-trapping-math
-CXX_BASE := -std=c++17 -ffp-contract=off -Wall -Wextra -MMD -MP $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
-CPU_FLAGS = $(CXX_BASE) $(OPT) $(OMP) $(CPPFLAGS) $(CXXFLAGS)
+CXX_BASE := $(call exported,CPPFLAGS)-std=c++17 -ffp-contract=off -Wall -Wextra -MMD -MP \
+    $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
+CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(OMP) $(call typed,CPPFLAGS) $(call typed,CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
 # Without -march=native, so that a report does not depend on this machine. FMA: -mfma where the processor has it;
 # without it, each fma would be a call of the C library.
-RACE_FLAGS = $(CXX_BASE) $(FMA) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(CPPFLAGS)
+RACE_FLAGS = $(CXX_BASE) $(FMA) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(call typed,CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
-ASAN_FLAGS = $(CXX_BASE) $(FMA) $(SANITIZE) $(OMP) $(CPPFLAGS)
-SIMT_FLAGS = $(CXX_BASE) $(FMA) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(CPPFLAGS)
+ASAN_FLAGS = $(CXX_BASE) $(FMA) $(SANITIZE) $(OMP) $(call typed,CPPFLAGS)
+SIMT_FLAGS = $(CXX_BASE) $(FMA) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(call typed,CPPFLAGS)
 # ARCH, or this machine's GPU, or A100 and H100 with PTX for later ones
 GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
 # How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -ftz: llmc/base/denormals.h
 NVCC_CODE := -std=c++17 -ftz=true -O3 -Xcompiler -Wall,-Wextra
-NVCC_BASE = $(NVCC_CODE) $(filter -D%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
+NVCC_BASE = $(call exported,NVCCFLAGS)$(NVCC_CODE) $(filter -DFEW%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
-    $(OMP:%=-Xcompiler %) $(NVCCFLAGS)
+    $(OMP:%=-Xcompiler %) $(call typed,NVCCFLAGS)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 
 # $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, which rebuilds its dependents. The same
@@ -189,7 +202,7 @@ clean:     ; @rm -rf $(B) $(TRAINERS) $(TRAINERS:%=%cu)          ## remove every
 mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI found" >&2; exit 1)
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
-	@sed -n '1s/.*targets. /\n/p; 2,9s/^# \{0,1\}//p' Makefile
+	@sed -n '1s/.*targets. /\n/p; 2,10s/^# \{0,1\}//p' Makefile
 .PHONY: all $(PLAIN) mpi-found roofline demo-tasks mutations reliability
 .SECONDARY .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

@@ -28,7 +28,9 @@ for knob in CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR; do declare "$knob="; 
 for argument; do declare "$argument"; done
 read -ra cxx <<<"$CXX"
 command -v "${cxx[0]:-}" >/dev/null || {
-    echo "CXX=$CXX: there is no such compiler; install one (dev/install.sh build) or name one that is here" >&2
+    why="there is no such compiler; install one (dev/install.sh build) or name one that is here"
+    [ ! -x "$CXX" ] || why="make cuts a path at its spaces; name a link to it without any"
+    echo "CXX=$CXX: $why" >&2
     exit 1
 }
 mkdir -p build/bf16 build/simt build/simt_asan build/ladders

@@ -16,8 +16,9 @@ has_command() { command -v "$1" >/dev/null 2>&1; }
 has_compiler() { has_command "${CXX:-g++}" || has_command clang++; }
 compiler() { if has_command "${CXX:-g++}"; then echo "${CXX:-g++}"; else echo clang++; fi; }
 has_header() {
+    # shellcheck disable=SC2086
     has_compiler && printf '#if !__has_include(<%s>)\n#error\n#endif\n' "$1" |
-        $(compiler) -std=c++17 -x c++ -E - >/dev/null 2>&1
+        $(compiler) ${CPPFLAGS:-} ${CXXFLAGS:-} -std=c++17 -x c++ -E - >/dev/null 2>&1
 }
 has_catch() { has_header catch2/catch_all.hpp || has_header catch2/catch.hpp; }
 find_python() {     # the system's first: that is where apt puts modules

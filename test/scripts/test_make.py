@@ -54,6 +54,8 @@ class Knobs(Folder):
 
     def test_a_compiler_or_directory_that_is_not_there_is_named(self):
         self.refused("CXX=no-such-compiler: there is no such compiler", "CXX=no-such-compiler")
+        path = self.shell("with space/g++", "")
+        self.refused(f"CXX={path}: make cuts a path at its spaces; name a link to it without any", "CXX=" + path)
         self.refused("OPENMPI_DIR=/nowhere: no program builds with include/mpi.h", "OPENMPI_DIR=/nowhere")
 
     def test_how_mpi_itself_was_compiled_is_left_out(self):
@@ -96,6 +98,39 @@ class Knobs(Folder):
         for target in ("build/test/layers/test_x", "build/race/layers/test_x", "build/simt/train_gpt2"):
             self.assertIn("-Wsomething", self.commands(target, "CPPFLAGS=-Wsomething"))
 
+    def test_flags_of_the_environment_come_before_ours_and_typed_ones_after(self):
+        conda = {"CXXFLAGS": "-march=nocona -mtune=haswell -O2 -pipe", "CPPFLAGS": "-DNDEBUG -O2", "NVCCFLAGS": "-O1"}
+        compiling = lambda output: re.search(r".*(?:-x c\+\+|--threads).*", output)[0]
+        last = lambda output, flag: re.findall(rf" -{flag}(\S*)", compiling(output))[-1]
+        with unittest.mock.patch.dict(os.environ, conda):
+            for target, level in (("train_gpt2", "3"), ("build/race/layers/test_x", "1"),
+                                  ("build/asan/layers/test_x", "1"), ("build/simt/train_gpt2", "1")):
+                output = self.commands(target)
+                self.assertEqual(last(output, "O"), level, output)
+                self.assertIn("-DNDEBUG", output)
+            output = self.commands("train_gpt2")
+            self.assertEqual(last(output, "march="), "native", output)
+            self.assertIn("-pipe", output)
+            self.assertEqual(last(self.commands("train_gpt2cu", "NVCC=/opt/nvcc"), "O"), "3")
+            output = self.commands("train_gpt2", "CXXFLAGS=-O0 -march=x86-64")
+            self.assertEqual((last(output, "O"), last(output, "march=")), ("0", "x86-64"))
+            self.assertNotIn("nocona", output)
+
+    def test_flags_of_the_environment_that_change_results_are_refused(self):
+        for name, flags, bad in (("CXXFLAGS", "-O2 -ffast-math", "-ffast-math"), ("CPPFLAGS", "-Ofast", "-Ofast"),
+                                 ("CXXFLAGS", "-funsafe-math-optimizations -g", "-funsafe-math-optimizations"),
+                                 ("CXXFLAGS", "-ffp-contract=fast", "-ffp-contract=fast"),
+                                 ("LDFLAGS", "-Wl,-z,now -ffast-math", "-ffast-math"),
+                                 ("NVCCFLAGS", "-Xcompiler=-O3,-fassociative-math", "-fassociative-math"),
+                                 ("NVCC_APPEND_FLAGS", "-use_fast_math", "-use_fast_math"),
+                                 ("CXX", "g++ -Ofast", "-Ofast")):
+            with self.subTest(flags), unittest.mock.patch.dict(os.environ, {name: flags}):
+                self.refused(f"{name} of the environment has {bad}, which changes the results")
+                self.commands("train_gpt2", f"{name}={'g++' if name == 'CXX' else '-DX'}")
+        with unittest.mock.patch.dict(os.environ, CXXFLAGS="-fno-fast-math -ffp-contract=off"):
+            self.commands("train_gpt2")
+        self.assertIn("-ffast-math", self.commands("train_gpt2", "CXXFLAGS=-ffast-math"))
+
     def test_a_change_of_flags_builds_anew_and_nothing_else_does(self):
         # writes what it is asked to write
         compiler = self.shell("compiler", 'while [ $# -gt 0 ]; do [ "$1" != -o ] || touch "$2"; shift; done\n')
@@ -131,6 +166,14 @@ class Install(Folder):
             self.assertEqual(code, 1, output)
             self.assertIn("missing:", output)
             self.assertIn(f"sudo apt-get install {package} ", output)
+
+    def test_a_header_where_the_flags_of_the_environment_lead(self):
+        """as in an environment of conda"""
+        flags = {"CPPFLAGS": "-isystem /conda/include", "CXXFLAGS": "-O2 -pipe"}
+        compiler = self.shell("compiler", 'case "$*" in *"-isystem /conda/include -O2 -pipe"*) ;; *) exit 1;; esac\n')
+        for more, expected in (({}, 1), (flags, 0)):
+            env = {**environment(), "CXX": compiler, **more}
+            self.assertEqual(ended("dev/install.sh", "--check", "build", cwd=ROOT, env=env)[0], expected)
 
     def test_an_unknown_word_prints_the_usage(self):
         code, output = ended(os.path.join(ROOT, "dev/install.sh"), "everything")
