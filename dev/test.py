@@ -17,6 +17,7 @@ import functools
 import glob
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -183,6 +184,7 @@ def main():
     if kind not in ("test", "simt", "ranks", "race", "asan", "ladders"):
         print(__doc__, file=sys.stderr)
         return 2
+    signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
     os.chdir(ROOT)
     if kind in ("race", "asan") and not words:
         words = [f"[{kind}]"]

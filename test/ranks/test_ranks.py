@@ -35,6 +35,7 @@ PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newl
 LIMIT = 100             # seconds, for what should end by itself in a few
 AFTER_DEATH = 10        # seconds that the program promises
 AFTER_DEADLINE = 5
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
 
 
 def mpirun(ranks):

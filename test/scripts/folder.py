@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -17,6 +18,7 @@ HAS_TRAINER, HAS_BERT = map(os.path.exists, (TRAINER, BERT_TRAINER))
 ENVIRONMENT = {**os.environ, "OMP_WAIT_POLICY": "passive", "OMP_NUM_THREADS": "1"}
 sys.path.insert(0, SCRIPTS)
 sys.dont_write_bytecode = True
+signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
 import console  # noqa: E402
 
 

@@ -407,7 +407,6 @@ class Restart(Case):
         self.build("whole", self.paths)
         for number in (signal.SIGTERM, signal.SIGINT):
             def child():
-                signal.signal(signal.SIGINT, signal.default_int_handler)    # background jobs of a shell ignore SIGINT
                 left = [40]
 
                 def append(writer, array, f=common.ShardWriter.append):

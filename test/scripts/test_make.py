@@ -243,6 +243,18 @@ class Counts(Folder):
         self.assertIn("exit code", text)
 
 
+class Background(Folder):
+    def test_a_test_gets_the_signals_that_it_sends(self):
+        """a shell has a job in the background of a script ignore SIGINT, and what it starts inherits that"""
+        program = self.shell("program", "kill -INT $$\n")
+        for first, module in (("0", "scripts/folder"), ("0", "ranks/test_ranks"), ("module.main()", "../dev/test")):
+            folder, name = os.path.split(os.path.join(ROOT, "test", module))
+            script = (f"import subprocess, sys; sys.path.insert(0, {folder!r}); import {name} as module; "
+                      f"module.plan = lambda *_: ([], []); {first}; print(subprocess.call({program!r}))")
+            code, output = ended("bash", "-c", '"$@" & wait $!', "", sys.executable, "-c", script, "test")
+            self.assertEqual((code, output.split()[-1]), (0, "-2"), (module, output))
+
+
 class Plan(unittest.TestCase):
     def test_every_file_of_tests_is_compiled_once(self):
         """also those that are joined: test_gpt2.cu and test_gpt2_*.cu"""

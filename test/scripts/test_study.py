@@ -418,7 +418,7 @@ class TestQueue(Fake):
         """the output of a study that is sent how(process) while the run `slow` or `deaf` is running"""
         p = subprocess.Popen(self.command(*words, seeds="1"), cwd=self.folder, stdout=subprocess.PIPE,
                              stderr=subprocess.PIPE, text=True, start_new_session=True,
-                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))   # a shell's & ignores it
+                             preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL))   # nohup ignores it
         end = time.time() + PATIENCE
         while not os.path.exists(self.path("running")) and time.time() < end:
             time.sleep(0.02)
