@@ -363,19 +363,19 @@ def geometric_bins(values, per_octave=4, least=1):
     return list(zip(middle, (statistics.fmean(v for _, v in b) for b in bins)))
 
 
-def loss_axis(ax, lines, models):
-    """One model's losses are shown whole. Of several, from the lowest loss to well above the lowest of the worst line:
-    what is between the lines shows, while the first positions, which have seen nothing yet, and what has diverged leave
-    the frame at the top, and a note says so in the corner that falling losses leave free."""
-    lowest = [min(v for _, v in points) for points in lines]
-    low, highest = min(lowest), max(v for points in lines for _, v in points)
-    shown = max(2.5 * (max(lowest) - low), 0.15 * (highest - low))
-    high = highest if models == 1 else min(highest, low + shown)
-    margin = 0.04 * (high - low) or 0.5
-    ax.set_ylim(low - margin, high + margin)
-    if high < highest:
-        ax.annotate(f"cut off at the top; the highest loss is {highest:.3g}", (0, 0), xycoords="axes fraction",
-                    xytext=(4, 4), textcoords="offset points", fontsize=9, color="#555555")
+def loss_axis(ax, lines):
+    """The later half of every line is inside the frame. The first positions have seen nothing yet, or are noise: those
+    within one and a half times the height of the later halves are inside, too, and a note says what is cut off."""
+    values = [v for points in lines for _, v in points]
+    later = [v for points in lines for _, v in points[len(points) // 2:]]
+    reach = 1.5 * (max(later) - min(later)) or 0.5
+    low, high = max(min(values), min(later) - reach), min(max(values), max(later) + reach)
+    bottom, top = low - 0.1 * (high - low or 5), high + 0.04 * (high - low or 5)
+    ax.set_ylim(bottom, top)
+    if outside := [v for v in values if not bottom <= v <= top]:                # the note is below the lines
+        text = f"cut off: {len(outside)} of {len(values)} points, {min(outside):.3g} to {max(outside):.3g}"
+        ax.annotate(text, (0, 0), xycoords="axes fraction", xytext=(4, 4), textcoords="offset points", fontsize=9,
+                    color="#555555")
 
 
 def legend_of_curves(ax, ends, dashes):
@@ -413,7 +413,7 @@ def plot_curve(runs):
         ends[run, pos] = points[-1][1], name, colour, marker
     length_axis(ax, [2 ** n for n in range(int(math.log2(lengths[-1])) + 1)])
     mark_trained(ax, [T for T in trained if T <= lengths[-1]])
-    loss_axis(ax, list(last.values()), len(keys))
+    loss_axis(ax, list(last.values()))
     ax.set_xlabel("position in the sequence, from 1")
     ax.set_ylabel("loss (nats per token)")
     legend_of_curves(ax, ends.values(), dashes)

@@ -382,8 +382,9 @@ def panels(args, plot_row, rows):
 def sign(args, fig, axes, lines, commits):
     """the legend, and where the figure is from"""
     plot.legend_beside(axes[len(axes) // 2][-1], [(line.get_ydata()[-1], line) for line in lines.values()])
-    wrapped = textwrap.wrap(f"commit {', '.join(commits)}: {args.command}", int(23 * fig.get_size_inches()[0]))
-    fig.suptitle(plot.literal("\n".join(wrapped)), fontsize=6, color="#555555", x=0.01, ha="left")
+    line = int(18 * fig.get_size_inches()[0])               # characters, each 8 pixels of 150 an inch wide
+    wrapped = textwrap.wrap(f"commit {', '.join(commits)}: {args.command}", line, break_on_hyphens=False)
+    fig.suptitle(plot.literal("\n".join(wrapped)), fontsize=6, family="monospace", color="#555555", x=0.01, ha="left")
     return fig
 
 
@@ -430,7 +431,7 @@ def draw_positions(args, results):
             ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
             plot.mark_trained(ax, [T])
             ax.set_ylabel("loss (nats per token)" if ax is of_model[0] else "")
-    plot.loss_axis(axes[0][0], drawn, len(args.encodings))
+    plot.loss_axis(axes[0][0], drawn)
     axes[-1][len(args.lengths) // 2].set_xlabel(f"position in windows of up to {max(args.eval_lengths):,} tokens")
     return sign(args, fig, axes, lines, results.commits)
 

@@ -257,6 +257,14 @@ class TestTable(Fake):
         self.assertEqual(len({line.get_color() for line in left.lines if line.get_label() in values}), 3)
         self.assertIn("abc", fig._suptitle.get_text())
         self.assertIn("scripts/study.py", fig._suptitle.get_text())
+        args.command = "W" * 500 + " --flag --and-another" * 40                      # is in the figure, whole
+        fig = study.draw(args, study.Results(cells, sliding, {}, {}, ["abc"]))
+        fig.set_dpi(150)                                                            # as it is saved
+        fig.canvas.draw()
+        command, of_axes = fig._suptitle.get_window_extent(), fig.axes[0].title.get_window_extent()
+        self.assertEqual(re.sub(r"\s", "", fig._suptitle.get_text()), re.sub(r"\s", "", "commitabc:" + args.command))
+        self.assertTrue(0 <= command.x0 and command.x1 <= fig.bbox.x1 and command.y1 <= fig.bbox.y1, command)
+        self.assertFalse(command.overlaps(of_axes))
         args = self.draw("--encodings", "one", "two", "--lengths", "64", "--eval_lengths", "64", "128")
         of_length = {64: {(1, 1): [9.0], (5, 8): [9.0]}, 128: {(1, 1): [5.0, 6.0], (5, 8): [2.0]}}
         positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {128: {(1, 1): [99.0], (5, 8): [2.5]}}}
