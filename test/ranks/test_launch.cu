@@ -72,7 +72,6 @@ TEST_CASE("launch: without a launcher a process is the only rank", "[launch]") {
          with(batch, {{"SLURM_STEP_NUM_TASKS", "8"}, {"OMPI_COMM_WORLD_SIZE", "1"}})},
         {"torchrun of one process", {{"RANK", "0"}, {"WORLD_SIZE", "1"}, {"LOCAL_RANK", "0"}}},
         {"a notebook's leftover", {{"WORLD_SIZE", "4"}}},
-        {"numbers that are none", {{"OMPI_COMM_WORLD_SIZE", "many"}, {"PMI_SIZE", "-4"}, {"WORLD_SIZE", ""}}},
     };
     for (const auto& row : rows) {
         INFO(row.what);
@@ -80,6 +79,33 @@ TEST_CASE("launch: without a launcher a process is the only rank", "[launch]") {
         CHECK(l.size == 1);
         CHECK(l.rank == 0);
         CHECK(!l.mpi);
+    }
+}
+
+TEST_CASE("launch: a launcher's variable that is not a number is refused", "[launch]") {
+    struct { const char *name, *value; Environment rest; } rows[] = {
+        {"RANK", "", {{"WORLD_SIZE", "2"}}},
+        {"RANK", "abc", {{"WORLD_SIZE", "2"}}},
+        {"RANK", "-1", {}},
+        {"RANK", "1.0", {{"WORLD_SIZE", "2"}}},
+        {"WORLD_SIZE", "x2", {{"RANK", "0"}}},
+        {"WORLD_SIZE", "", {}},
+        {"LOCAL_RANK", "a", {{"WORLD_SIZE", "2"}, {"RANK", "0"}}},
+        {"SLURM_PROCID", "x", {{"SLURM_STEP_NUM_TASKS", "2"}}},
+        {"SLURM_STEP_NUM_TASKS", "0", {{"SLURM_PROCID", "0"}}},
+        {"OMPI_COMM_WORLD_SIZE", "2x", {{"OMPI_COMM_WORLD_RANK", "0"}}},
+        {"PMI_SIZE", "-4", {}},
+    };
+    for (const auto& row : rows) {
+        const std::string wanted = strprintf("%s='%s'", row.name, row.value);
+        INFO(wanted);
+        try {
+            found(with(row.rest, {{row.name, row.value}}));
+            FAIL("it trains alone");
+        } catch (const Error& e) {
+            CHECK(e.code == EXIT_BAD_INPUT);
+            CHECK(has(e.what(), wanted));
+        }
     }
 }
 

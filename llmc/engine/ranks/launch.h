@@ -81,22 +81,26 @@ template <class Get> void find_meeting(Launch& l, Get get) {
     }
 }
 
-// get(name): the value of an environment variable, or null
+// get(name): the value of an environment variable, or null. Dies if a variable is set to something else than a number:
+// a rank that does not know its size would train alone.
 template <class Get> Launch find_launch(Get get) {
     const auto number = [&](const char* name, int lowest, int otherwise) {
         const char* text = *name == '\0' ? nullptr : get(name);
         int n = otherwise;
-        return text != nullptr && parse_value(text, at_least(lowest), n) ? n : otherwise;
+        check(text == nullptr || parse_value(text, at_least(lowest), n), "%s='%s' in the environment: expected an int "
+              ">= %d, as a launcher sets it; unset it to train alone", name, text, lowest);
+        return n;
     };
     for (const LauncherRow& row : LAUNCHERS) {
-        if (number(row.size, 1, 0) == 0 || (row.rank_needed && number(row.rank, 0, -1) < 0)) { continue; }
         Launch l;
-        l.size = number(row.size, 1, 1);
-        if (l.size == 1) { return l; }
-        l.by = row.by;
-        l.rank = number(row.rank, 0, 0);
+        l.size = number(row.size, 1, 0);
+        l.rank = number(row.rank, 0, -1);
         l.local_rank = number(row.local_rank, 0, 0);
         l.local_size = number(row.local_size, 1, 0);
+        if (l.size == 0 || (row.rank_needed && l.rank < 0)) { continue; }
+        if (l.size == 1) { break; }
+        l.rank = std::max(l.rank, 0);
+        l.by = row.by;
         l.mpi = row.mpi;
         find_meeting(l, get);
         return l;
