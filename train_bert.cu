@@ -477,7 +477,7 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
         if (code >= 0) { break; }
         // 3 the gradient of a batch, and the update
         const double start = start_step(run);
-        const StepGradient gradient = run.verifier.gradient(model, run.state.step + 1, step_gradient);
+        const StepGradient gradient = step_gradient();
         double tokens_done = (double)o.total_batch;
         if (pairs != nullptr) { tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0); }
         if (batch.swapped > 0) {

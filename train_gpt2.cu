@@ -427,7 +427,7 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
         if (code >= 0) { acts.release(); return code; }
         // 3 the gradient of a batch, and the update
         const double start = start_step(run);
-        const StepGradient gradient = run.verifier.gradient(model, run.state.step + 1, step_gradient);
+        const StepGradient gradient = step_gradient();
         finish_step(run, model, gradient, start, (double)o.total_batch, flops);
     }
 }

@@ -58,8 +58,6 @@ PROMISES = {
     "P23": ("Checkpoints of older versions can be resumed.", ""),
     "P24": ("Logs survive kills, resumes and full disks without a torn or doubled line.", ""),
     "P25": ("The tests notice planted faults.", "faults that no operator draws; of those drawn, see mutations.md"),
-    "P26": ("With --verify_every, a bit that flips in memory is found before it is saved.",
-            "an error that both computations of a step have; one in the update; one before the first step"),
 }
 
 # promises: the promises it proves; short, full: its command, None where that form has none; minutes: of the full form;
@@ -147,8 +145,6 @@ PARTS = [
     tests("flags", "P22", "programs/test_flags", "args: *"),
     tests("old checkpoints", "P23", RUN, "run: an old checkpoint*,run: old forms*"),
     tests("logs", "P24", "programs/test_log", "log: *"),
-    Part("flipped bits in a step", "P26", "python3 test/scripts/test_part.py TestVerify",
-         "env CABLE_PART_CASES=80 python3 test/scripts/test_part.py TestVerify", 5, "tests"),
     Part("planted faults", "P25", None, "python3 test/mutations/mutate.py", 55, "faults"),
 ]
 

@@ -23,29 +23,13 @@ __global__ void replica_hash_kernel(unsigned long long* partial, const float* da
     if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
 }
 
-// n floats on the device
-struct HashedFloats {
-    const float* data;
-    size_t n;
-};
-// the hash of each of them; the same for any number of blocks and threads
-inline std::vector<uint64_t> replica_hashes(const std::vector<HashedFloats>& all, Stream stream) {
-    std::vector<unsigned long long> partial(all.size() * REPLICA_BLOCKS);
+// the hash of n floats on the device; the same for any number of blocks and threads
+inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
+    std::vector<unsigned long long> partial(REPLICA_BLOCKS);
     const size_t bytes = partial.size() * sizeof(partial[0]);
     auto device_partial = (unsigned long long*)device_malloc(bytes);
-    for (size_t i = 0; i < all.size(); i++) {
-        launch(replica_hash_kernel, Grid(REPLICA_BLOCKS, 256, 0, stream), device_partial + i * REPLICA_BLOCKS,
-               all[i].data, all[i].n);
-    }
+    launch(replica_hash_kernel, Grid(REPLICA_BLOCKS, 256, 0, stream), device_partial, data, n);
     copy_to_host(partial.data(), device_partial, bytes, stream);
     device_free(device_partial);
-    std::vector<uint64_t> hashes;
-    for (size_t i = 0; i < all.size(); i++) {
-        const auto begin = partial.begin() + (ptrdiff_t)(i * REPLICA_BLOCKS);
-        hashes.push_back(std::accumulate(begin, begin + REPLICA_BLOCKS, (uint64_t)all[i].n));
-    }
-    return hashes;
-}
-inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
-    return replica_hashes({{data, n}}, stream)[0];
+    return std::accumulate(partial.begin(), partial.end(), (uint64_t)n);
 }

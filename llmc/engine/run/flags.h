@@ -77,9 +77,6 @@ constexpr int MOST_WINDOW = 1 << 30;
       "several ranks: seconds that one waits for another before the run ends") \
     X(int, profile, "", 0, at_least(0), FREE, \
       "print the time of each kernel of step N, which gets a little slower; 0 = off") \
-    X(int, verify_every, "", 0, at_least(0), FREE, \
-      "look for flipped bits: compute the gradient of every Kth step twice, and compare weights and moments with " \
-      "those after the last update; 0 = off") \
     GROUP("Logs and checkpoints", BOTH) \
     X(Text, out, "-o", "", any(), FREE, "directory of logs and checkpoints; without it nothing is written") \
     X(Text, config, "", "", any(), FREE, \

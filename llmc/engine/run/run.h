@@ -4,8 +4,8 @@
 #include "../../base/gpu.h"
 #include "../../matmul.cuh"
 #include "../model.cuh"
+#include "../ranks/gradients.cuh"
 #include "../ranks/patience.h"
-#include "../ranks/verify.h"
 #include "config.h"
 #include "data_record.h"
 #include "log.h"
@@ -59,7 +59,6 @@ struct Run {
     RunState state;
     std::unique_ptr<DataRecord> record;                         // on the rank that writes checkpoints
     std::unique_ptr<Log> log;
-    Verifier verifier;
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
@@ -220,7 +219,6 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
-    r.verifier.every = o.verify_every;
     int64_t keep_before = INT64_MAX;                            // a run without training appends to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>();
@@ -245,7 +243,6 @@ inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     const double begun = wall_seconds();
     const int step = (int)r.state.step;
     check_replicas(p);
-    r.verifier.check_state(p, step);
     saving = 1;
     const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
     const std::string failure = save_on_ranks(o.out, step, c, p.shares, o.keep, *r.log);
@@ -286,7 +283,6 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
     const bool saves = !o.out.empty() && step > r.first_step && (r.due(o.checkpoint_every) || stop);
     if (saves) { save_run(r, p, config, stop); }
-    if (last && comm().rank == 0) { printf("%s", r.verifier.report().c_str()); }
     if (!stop) { return last ? 0 : -1; }
     return stopped_by(r, signal);
 }
@@ -334,9 +330,7 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
         const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
         const AdamW adamw = {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
                              (float)scale, (int)r.state.updates, (uint64_t)o.seed};
-        r.verifier.check_state(p, s.step);
         update_parameters(p, gradient.grads, adamw);
-        r.verifier.remember(p);
     }
     trace().end_step(s.step + 1, p.stream);
     const double seconds = wall_seconds() - start;
