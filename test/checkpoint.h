@@ -6,7 +6,7 @@
 // As the trainers save; returns the checkpoint's path.
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep) {
     Log log("");
-    const std::string failure = save_on_ranks(out, step, c, /*shares=*/false, keep, log);
+    const std::string failure = save_on_ranks(out, step, c, keep, log);
     check(failure.empty(), "%s", failure.c_str());
     return out + "/" + step_name(step);
 }

@@ -571,18 +571,6 @@ TEST_CASE("run: it is not resumed on other data", "[run]") {
     CHECK(place.run(place.resume).code == 0);
 }
 
-TEST_CASE("run: a checkpoint of --zero 2, which there was, is resumed with a note", "[run]") {
-    if (!have_program()) { return; }
-    ShardedPlace place;
-    const std::string dir = step_dir(place.out(), 4);
-    Json state = parse_json(read_file(dir + "/state.json"), "state");
-    state["options"]["zero"] = 2;
-    rewrite_in_checkpoint(dir, 4, "state.json", json_text(state, 2));
-    check_refused(place, {place.resume.set("--zero", "2"), {"--zero", "0", "1"}});
-    const Outcome o = place.run(place.resume);
-    CHECK((o.code == 0 && contains(o.out, "--zero 2 of the resumed run is --zero 1 now")));
-}
-
 static Json config_of(const std::string& step) {
     return parse_json(read_file(step + "/config.json"), "config");
 }

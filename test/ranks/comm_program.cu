@@ -2,7 +2,7 @@
 // TIMEOUT in the environment is --collective_timeout.
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
-//   comm_program gradients [SEED] the sum of a step's gradients at each level of ZeRO, and the bytes that it sends
+//   comm_program gradients [SEED] the sum of a step's gradients, and the bytes that it sends
 //   comm_program small            gather, max, broadcast, replicas, pieces and rows that are shared
 //   comm_program self             one rank, whose NCCL sends to itself: it starts, exchanges, and is ended or aborted
 //   comm_program wait SECONDS     sums without end, with --collective_timeout SECONDS; the caller is expected to end it
@@ -126,12 +126,11 @@ void test_sums(uint64_t seed) {
 
 // Parameters without a model, for L layers, in blocks of one to two units
 struct Bare : Parameters {
-    Bare(int L, int level, int micro_batches, int micro_batches_of_a_leaf) {
+    Bare(int L, int micro_batches, int micro_batches_of_a_leaf) {
         table.add({"rest", 0, SLICE_UNIT + 100, 0});
         table.add({"layers", L, 300, 64});
         add_position({{"encoding", L, 77, 0}});
         table.lay_out_by_layer(first_position_param);
-        zero = level;
         leaf = micro_batches_of_a_leaf;
         parameters_allocate(*this, 1, micro_batches);
     }
@@ -183,12 +182,12 @@ void test_bad_tensor(Parameters& p, float* grads) {
 }
 
 // Steps of n micro-batches on each rank, in `leaves` leaves (0: each is one). The second must not depend on the first.
-void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
+void test_steps(int steps, uint64_t seed, int L, int n, int leaves) {
     const Comm& c = comm();
     const size_t size = (size_t)c.size, rank = (size_t)c.rank;
     const size_t all = (size_t)n * size;
     const size_t cut = leaves == 0 ? all : (size_t)leaves;
-    Bare p(L, zero, n, (int)(all / cut));
+    Bare p(L, n, (int)(all / cut));
     const size_t total = p.table.total;
     float* given = (float*)device_malloc(sizeof(float) * total * (size_t)n);
     std::vector<float> host(total);
@@ -223,19 +222,17 @@ void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
         size_t leaves_rank = 0;                                 // floats of one exchange
         for (size_t b = 0; b < p.owned.size(); b++) {
             const Slice own = p.owned[b], block = p.table.blocks[b];
-            const size_t share = block_slice(block, c.rank).size();
-            leaves_rank += block.size() - share;
-            if (zero == 0) { leaves_rank += (size - 1) * share; }
+            leaves_rank += block.size() - block_slice(block, c.rank).size();
             copy_to_host(host.data(), g.grads + own.begin, sizeof(float) * own.size(), p.stream);
             for (size_t j = 0; j < own.size(); j += 1 + (j + seed) % 41) {
                 const float wanted = sum_of_step(seed, all, cut, own.begin + j);
-                expect(same_bits(host[j], wanted), "a step's sum", (size_t)zero, (size_t)n);
+                expect(same_bits(host[j], wanted), "a step's sum", (size_t)L, (size_t)n);
             }
         }
-        expect(g.loss == loss, "a step's loss", (size_t)zero, (size_t)n);
-        expect(comm_replicas_agree(checksum(&g.norm, sizeof(g.norm))), "a step's norm", (size_t)zero, (size_t)n);
+        expect(g.loss == loss, "a step's loss", (size_t)L, (size_t)n);
+        expect(comm_replicas_agree(checksum(&g.norm, sizeof(g.norm))), "a step's norm", (size_t)L, (size_t)n);
         const bool counted = c.sent - sent == sizeof(float) * leaves_rank;
-        expect(c.node > 0 || counted, "the bytes of a step", (size_t)zero, (size_t)n);
+        expect(c.node > 0 || counted, "the bytes of a step", (size_t)L, (size_t)n);
         test_bad_tensor(p, g.grads);
     }
     device_free(given);
@@ -244,13 +241,11 @@ void test_steps(int steps, uint64_t seed, int zero, int L, int n, int leaves) {
 
 void test_gradients(uint64_t seed) {
     const int size = comm().size;
-    for (int zero : {0, 1}) {
-        test_steps(2, seed, zero, 3, 4, 0);
-        if (comm().node > 0) { continue; }
-        test_steps(1, seed, zero, 1, 2, size);
-        test_steps(1, seed, zero, 1, 6, 2 * size);
-        if (size == 1) { test_steps(1, seed, zero, 2, 3, 0); }
-    }
+    test_steps(2, seed, 3, 4, 0);
+    if (comm().node > 0) { return; }
+    test_steps(1, seed, 1, 2, size);
+    test_steps(1, seed, 1, 6, 2 * size);
+    if (size == 1) { test_steps(1, seed, 2, 3, 0); }
 }
 
 // Ranks of one machine are numbered in their order.

@@ -90,8 +90,7 @@ class TestBF16(Folder):
                         copy(os.path.join(whole, name), os.path.join(stopped, name))
                 self.train(program, True, program + "_resumed", "--resume", "2")
                 self.assertEqual(weights_sha256(self.checkpoint(stopped)), want, "resumed")
-                for more in (["--threads", "1"], ["--threads", "3"], ["--ranks", "2"],
-                             ["--ranks", "4", "--zero", "0"]):
+                for more in (["--threads", "1"], ["--threads", "3"], ["--ranks", "2"], ["--ranks", "4"]):
                     out = self.train(program, True, program + "".join(more), *more)
                     self.assertEqual(weights_sha256(self.checkpoint(out)), want, " ".join(more))
                 write = [trainer(program, True), "--load", self.checkpoint(whole), *PROMPT[program]]

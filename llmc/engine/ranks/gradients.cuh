@@ -56,7 +56,6 @@ inline void sum_block(Parameters& p, size_t b) {
         p.own_work.record(p.stream);
         p.own_work.hold(p.exchange_stream);
         exchange_sum(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream);
-        if (!p.shares) { exchange_gather(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream); }
     }
     double* const partial = p.norm_partial + own.begin / NORM_CHUNK;
     gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);

@@ -10,8 +10,8 @@
 //     exchange_stream                       sum 2 1 0 1 0 | update | gather 1 0 0 1 2
 //                                               layers, then the rest         the rest, then layers
 //
-// ZeRO (Rajbhandari et al. 2020): with --zero 1 a rank holds the moments, and in bf16 builds the float32 weights, of
-// its slices only. With --zero 0 every rank holds and updates everything, and the ranks gather the gradient instead.
+// A rank holds the moments, and in bf16 builds the float32 weights, of its slices only: ZeRO-1 (Rajbhandari et al.
+// 2020).
 #pragma once
 
 #include "../../adamw.cuh"
@@ -24,7 +24,6 @@ struct Parameters {
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
     size_t first_position_file = 0;                         // index of the encoding's first
     int leaf = 1;                                           // see gradients.cuh
-    int zero = 0;                                           // --zero
 
     void add_position(const std::vector<TensorSpec>& params) {
         first_position_param = table.specs.size();
@@ -123,7 +122,7 @@ inline size_t largest_share(const TensorTable& table, int ranks) {
 
 inline void plan_slices(Parameters& p, bool trains) {
     const int ranks = comm().size;
-    p.shares = trains && p.zero > 0 && ranks > 1;
+    p.shares = trains && ranks > 1;
     p.shares_master = p.shares && sizeof(floatX) != sizeof(float);
     size_t at = 0;
     for (const Slice& block : p.table.blocks) {
@@ -235,7 +234,6 @@ inline void update_parameters(Parameters& p, const float* grads, const AdamW& ad
     if (comm().size == 1) { return; }
     p.updated.record(s);
     p.updated.hold(p.stream);                   // the gradient's memory may be used again
-    if (!p.shares) { return; }
     // 2 the other ranks' slices, in the order in which a forward reads them
     for (size_t i = 0; i < p.owned.size(); i++) {
         const size_t b = i < 2 ? 1 - i : i;

@@ -6,7 +6,6 @@
 #include "../../base/fastmath.h"
 #include "comm.h"
 
-constexpr int REPLICAS_EVERY = 100;         // steps between comparisons; there is also one before each save
 constexpr int REPLICA_BLOCKS = 256;
 
 // partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, where x_i are the bits of data[i]. All m_i are odd, so

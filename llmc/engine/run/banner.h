@@ -75,15 +75,15 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
     const double weights = weight_bytes(r, p);
     const double sent = (double)(N - 1) / N * (double)p.table.total;        // elements, each way
     const double sums = sent * sizeof(float);
-    const double back = sent * (double)(o.zero > 0 ? sizeof(floatX) : sizeof(float));
+    const double back = sent * (double)sizeof(floatX);
     const auto line = [](const char* name, const std::string& text) { printf("%-10s %s\n", name, text.c_str()); };
-    printf("as %d ranks, --zero %d, with weights of %zu bytes:\n", N, o.zero, sizeof(floatX));
+    printf("as %d ranks, with weights of %zu bytes:\n", N, sizeof(floatX));
     line("batch", strprintf("%d micro-batches of %d sequences on each rank, summed in %d leaves", r.micro_batches, o.B,
                             r.micro_batches / r.leaf * N));
     line("memory", format_bytes(weights + activations) + " on each: " + format_bytes(weights) +
          " for the parameters, " + format_bytes(activations) + " of activations");
     line("traffic", format_bytes(sums + back) + " an update leave each and reach it: " + format_bytes(sums) +
-         " of gradients, " + format_bytes(back) + (o.zero > 0 ? " of new weights" : " of their sums"));
+         " of gradients, " + format_bytes(back) + " of new weights");
 }
 
 // The table of the tensors, with their names in a checkpoint

@@ -22,6 +22,7 @@ const char* const removed_flags[][2] = {
     {"probe_lengths", ""}, {"probe_examples", "64"}, {"gpus", "1"}, {"as_ranks", "0"},
     {"recipe", ""}, {"checkpoint_async", "0"}, {"host_exchange", "0"}, {"leaves", "-1|0|1|2|4|8"},
     {"version", "0"}, {"list", "0"}, {"plans", ""}, {"verify_every", "0"},
+    {"zero", "0|1"},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice
@@ -30,6 +31,7 @@ const NoOpFlag no_op_flags[] = {
     {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
     {"-w", 1, 1, "master weights are always float32"},
     {"-f", 0, 1, "the build fixes the precision of matmuls"},
+    {"-z", 0, 1, "several ranks always share the optimizer state (ZeRO-1), which changes no bit"},
     {"-ge", -1, 2, "there is no choice of GELU fusion"},
     {"-lg", -1, INT_MAX, "no device statistics are printed"},
 };

@@ -71,8 +71,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, ranks, "--gpus", 1, at_least(1), FREE, \
       "start this many processes on this machine (GPU build: one per GPU), which share the work; all end if one " \
       "fails. With --check: start none, and print what each would need and send") \
-    X(int, zero, "-z", 1, between(0, 1), FREE, \
-      "several ranks: 1 = each holds the optimizer state of its share of the parameters; 0 = of all; same bits") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
       "several ranks: seconds that one waits for another before the run ends") \
     X(int, profile, "", 0, at_least(0), FREE, \

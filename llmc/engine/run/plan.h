@@ -58,7 +58,7 @@ inline void plan_batch(Run& r, int B) {
 
 // The bytes that parameters_allocate() will take on this rank; of what ranks share, the largest share
 inline double weight_bytes(const Run& r, const Parameters& p) {
-    const int ranks = r.trains && r.o.zero > 0 ? planned_ranks(r) : 1;
+    const int ranks = r.trains ? planned_ranks(r) : 1;
     const double all = (double)p.table.total, share = (double)largest_share(p.table, ranks);
     const bool rounded = sizeof(floatX) != sizeof(float);       // the float32 weights are a separate array
     const double encoding = ranks > 1 ? (double)p.table.blocks[0].size() : 0.0;
@@ -135,10 +135,6 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     r.samples = (int)(o.total_batch / o.T);
     r.my_samples = r.samples / ranks;
     r.texts = texts;
-    if (r.trains && !r.resumed.empty() && resumed_flag(r, "zero", 1) == 2) {
-        o.notes.push_back(strprintf("--zero 2 of the resumed run is --zero %d now, which may round sums otherwise",
-                                    o.zero));
-    }
     plan_batch(r, o.B);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",

@@ -191,9 +191,8 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
                   "continue it with --resume 1, or give another directory", o.out.c_str());
         }, "--out");
     }
-    if (!o.out.empty() && r.trains && o.zero > 0 && o.checkpoint_every > 0) { check_shared_directory(o.out); }
+    if (!o.out.empty() && r.trains && o.checkpoint_every > 0) { check_shared_directory(o.out); }
     p.leaf = r.leaf;
-    p.zero = o.zero;
     const uint64_t seed = (uint64_t)o.seed;
     parameters_allocate(p, seed, r.micro_batches);
     if (!r.resumed.empty()) {
@@ -212,7 +211,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
             reader.read(data, block);
         });
     }
-    check_same_loaded(p, !r.resumed.empty(), r.state.to_json(o));
+    check_same_loaded(p, r.state.to_json(o));
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }
@@ -245,7 +244,7 @@ inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     check_replicas(p);
     saving = 1;
     const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
-    const std::string failure = save_on_ranks(o.out, step, c, p.shares, o.keep, *r.log);
+    const std::string failure = save_on_ranks(o.out, step, c, o.keep, *r.log);
     saving = 0;
     check(failure.empty() || !must, "%s", failure.c_str());
     const bool last = step >= o.steps;
@@ -280,7 +279,6 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     const int64_t step = r.state.step;
     const int signal = comm_max((int)stop_signal, "signals");
     const bool last = step >= o.steps, stop = signal != 0;
-    if (step > r.first_step && step % REPLICAS_EVERY == 0) { check_replicas(p); }
     const bool saves = !o.out.empty() && step > r.first_step && (r.due(o.checkpoint_every) || stop);
     if (saves) { save_run(r, p, config, stop); }
     if (!stop) { return last ? 0 : -1; }

@@ -6,9 +6,8 @@
 #include "log.h"
 
 // A collective: saves c as the checkpoint of `step` in `out`, and returns why that failed, "" if it did not. The ranks
-// go through the stages together. shares: each rank writes its own moments; otherwise rank 0 writes all.
-inline std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c, bool shares, int keep,
-                                 Log& log) {
+// go through the stages together, and each writes its own moments.
+inline std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c, int keep, Log& log) {
     const bool first = comm().rank == 0;
     CheckpointSave save(out, step, c);
     FileSums sums;
@@ -31,8 +30,8 @@ inline std::string save_on_ranks(const std::string& out, int step, const Checkpo
     // 1 the log, and a directory under a temporary name
     stage(first, [&] { log.sync(); save.begin(); });
     // 2 the files, and rank 0 learns the checksums of the other ranks' moments
-    stage(first || shares, [&] { sums = save.write_part(comm().rank); });
-    if (failure.empty() && shares) {
+    stage(true, [&] { sums = save.write_part(comm().rank); });
+    if (failure.empty()) {
         std::vector<FileSum> all((size_t)comm().size);
         comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");
         for (int rank = 1; rank < comm().size && first; rank++) {
