@@ -37,9 +37,7 @@ class Stream:
                 "val_groups": self.val_groups, "limit": self.limit, **({"shards": self.shards} if self.shards else {})}
 
     def source(self):
-        def size(path):
-            return os.path.getsize(path) if os.path.exists(path) else 0     # standard input and members of archives: 0
-        listing = b"".join(os.fsencode(os.path.basename(p)) + b"\t%d\n" % size(p) for p in self.paths)
+        listing = b"".join(os.fsencode(os.path.basename(p)) + b"\t%d\n" % os.path.getsize(p) for p in self.paths)
         return {"files": len(self.paths), "bytes": sum(u.weight for u in self.units),
                 "listing_sha256": hashlib.sha256(listing).hexdigest()}
 

@@ -1,4 +1,4 @@
-"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst, and from standard input.
+"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst.
 
 A source is a list of units: each parquet row group is one, and so is every other file. A unit yields pieces: (text as
 UTF-8, whether it starts a document, whether it ends one, name). The seed puts the units in random order, and then
@@ -14,7 +14,6 @@ import lzma
 import os
 import random
 import re
-import sys
 import zlib
 from collections import namedtuple
 
@@ -27,7 +26,6 @@ PIECE_BYTES = 1 << 20               # a longer document is cut at the next place
 FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are counted, since tokens there may differ
 # Between a visible ASCII character and a space or newline, where a word of GPT-2 begins and one of WordPiece ends
 CUT = re.compile(rb"[!-~](?=[ \n])")
-STDIN = ("-", "-.jsonl")            # standard input, as text or as JSON lines
 LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
@@ -97,8 +95,6 @@ class Text(Readable):
 
 def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
-    if path in STDIN:
-        return sys.stdin.buffer, None
     file = open_regular(path)
     unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
               ".zst": lambda f: Joined(zstd_parts(f))}
@@ -144,7 +140,7 @@ def files_in(paths, kinds=KINDS):
     """every file of these kinds below the directories, sorted; a file that paths name directly may be of any kind"""
     found = []
     for path in paths:
-        if path not in STDIN and not os.path.exists(path):
+        if not os.path.exists(path):
             raise BadInput(f"{path}: no such file or directory")
         if os.path.isdir(path):
             found += sorted(os.path.join(d, f) for d, _, names in os.walk(path) for f in names
@@ -319,7 +315,7 @@ class Reader:
         units = []
         for path in paths:
             if kind_of(path) != ".parquet":
-                units.append(Unit(path, -1, os.path.getsize(path) if os.path.exists(path) else 0))
+                units.append(Unit(path, -1, os.path.getsize(path)))
                 continue
             file = self.parquet(path)
             missing = [c for c in self.columns if c not in file.schema_arrow.names]
@@ -389,10 +385,7 @@ class Reader:
         with reading(path):
             stream, below = open_bytes(path)
             text = io.BufferedReader(Text(path, stream), 1 << 17)
-            with contextlib.ExitStack() as closing:
-                for f in (stream, below) if path not in STDIN else ():
-                    if f is not None:
-                        closing.enter_context(f)
+            with stream, below:
                 if kind_of(path) in (".jsonl", ".json"):
                     column = None if self.make else self.column
                     found = self.from_records(json_records(stream, counts, path, column), counts)
@@ -401,7 +394,7 @@ class Reader:
                 else:
                     found = (p for d in SPLITTERS[self.documents](text, path) for p in pieces_of(d, counts))
                 for piece in found:
-                    progress[0] = min(below.tell(), unit.weight) if below else 0
+                    progress[0] = min(below.tell(), unit.weight)
                     yield piece
 
 

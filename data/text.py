@@ -1,12 +1,11 @@
 #!/usr/bin/env python3
-"""text.py -- token shards of any text: .txt, .jsonl and .parquet files, plain or compressed, or standard input.
+"""text.py -- token shards of any text: .txt, .jsonl and .parquet files, plain or compressed.
 
     data/text.py --out data/mine --val_tokens 1000000 corpus/ more.jsonl.gz
-    zcat dump.gz | data/text.py --out data/mine --documents line -
+    data/text.py --out data/mine --documents line dump.txt.gz
     data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
 
-Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst; "-" is
-          standard input
+Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst
 Size      2 bytes per token, about half the size of English text; nothing else is written
 Licence   that of the text
 Tokens    English has about 4.6 bytes per GPT-2 token
@@ -32,28 +31,23 @@ from build import Stream, build, numbered, stream_kwargs
 from common import BadInput, add_stream_flags, natural, parser, run, say
 from download import vocabulary
 from pairs import RULES, build_pairs
-from sources import SPLITTERS, Reader, STDIN, files_in
+from sources import SPLITTERS, Reader, files_in
 
 
 def main(argv):
     p = parser(__doc__, "data/text")
     add_stream_flags(p, val_tokens=0)
-    p.add_argument("inputs", nargs="*", metavar="FILE", help="files, directories or -")
+    p.add_argument("inputs", nargs="*", metavar="FILE", help="files or directories")
     p.add_argument("--documents", choices=("file", *sorted(SPLITTERS)), default="file",
                    help="what a document of plain text is: a file, a line, the text between blank lines, or a section "
                    "that ends with an empty line [file]")
     p.add_argument("--column", default="text", help="the field of JSON and parquet that holds the text [text]")
-    p.add_argument("--jsonl", action="store_true", help="standard input is JSON lines, not plain text")
     p.add_argument("--pairs", choices=RULES, help="write pairs for a retriever instead of shards, by this rule")
     p.add_argument("--val_pairs", type=natural, default=1000, help="pairs held out, as a collection to search [1000]")
     args = p.parse_args(argv)
-    inputs = ["-.jsonl" if args.jsonl and i == "-" else i for i in args.inputs]
-    if args.local:
-        inputs.append(args.local)
+    inputs = args.inputs + [args.local] * bool(args.local)
     if not inputs:
-        raise BadInput("expected an input: name files, directories or - (see --help)")
-    if sum(i in STDIN for i in inputs) > 1:
-        raise BadInput("standard input can be read only once")
+        raise BadInput("expected an input: name files or directories (see --help)")
     shards = numbered("text", args.shard_tokens, 0 if args.pairs else args.val_tokens)
     stream = Stream("text", Reader(args.documents, args.column), files_in(inputs), **shards, **stream_kwargs(args))
     if args.pairs:

@@ -135,9 +135,9 @@ class Case(Folder):
         self.said = said.getvalue()
         return data
 
-    def script(self, name, *args, code=0, stdin=None, env=None):
+    def script(self, name, *args, code=0, env=None):
         """the output of data/NAME.py, which must end with this code and without a traceback"""
-        r = subprocess.run([sys.executable, os.path.join(DATA, name + ".py"), *args], input=stdin,
+        r = subprocess.run([sys.executable, os.path.join(DATA, name + ".py"), *args],
                            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                            env={**os.environ, "PYTHONDONTWRITEBYTECODE": "1", **(env or {})})
         text = (r.stdout + r.stderr).decode()
@@ -1074,19 +1074,13 @@ class Scripts(Case):
         self.assertIn("expected encoder.json and vocab.bpe, or",
                       self.script("vocabulary", "--local", self.folder, "--out", self.path("e"), code=2))
 
-    def test_text_from_standard_input(self):
-        self.write("a.txt", "one two\n\nthree")
-        said = self.prepare("text", "f", self.path("a.txt"))
-        self.assertIn("no validation shard: for one, give --val_tokens", said)
-        self.assertNotIn("no validation shard", self.prepare("text", "v", "--val_tokens", "2", self.path("a.txt")))
-        name = "text_train_000000.bin"
-        self.prepare("text", "plain", "-", stdin=b"one two\n\nthree")
-        self.assertEqual(read(self.path("plain", name)), read(self.path("f", name)))
-        self.prepare("text", "json", "-", "--jsonl", stdin=b'{"text": "one two\\n\\nthree"}')
-        self.assertEqual(read(self.path("json", name)), read(self.path("f", name)))
-        for args in ((), ("-", "-"), ("--shard_tokens", "0", "-"),
-                     ("--shard_tokens", "2147483648", "-"), ("--no_such", "-")):
-            self.prepare("text", "x", *args, code=2, stdin=b"")
+    def test_text(self):
+        path = self.write("a.txt", "one two\n\nthree")
+        self.assertIn("no validation shard: for one, give --val_tokens", self.prepare("text", "f", path))
+        self.assertNotIn("no validation shard", self.prepare("text", "v", "--val_tokens", "2", path))
+        for args in ((), ("-",), ("--shard_tokens", "0", path), ("--shard_tokens", "2147483648", path),
+                     ("--no_such", path)):
+            self.prepare("text", "x", *args, code=2)
 
     def test_hellaswag_leaves_the_manifest_of_another_data_set(self):
         self.prepare("text", "o", self.write("a.txt", "one two"))
