@@ -1,4 +1,4 @@
-"""sources.py -- documents from .txt, .jsonl and .parquet files, plain or as .gz .xz .bz2 .zst.
+"""sources.py -- documents from .txt, .jsonl, .csv and .parquet files, plain or as .gz .xz .bz2 .zst.
 
 A source is a list of units: each parquet row group is one, and so is every other file. A unit yields pieces: (text as
 UTF-8, whether it starts a document, whether it ends one, name). The seed puts the units in random order, and then
@@ -6,7 +6,9 @@ documents are shuffled within windows of a given size. With units of a thousand 
 this mixes the whole source in the memory of one window.
 """
 import bz2
+import codecs
 import contextlib
+import csv
 import gzip
 import io
 import json
@@ -26,9 +28,12 @@ PIECE_BYTES = 1 << 20               # a longer document is cut at the next place
 FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are counted, since tokens there may differ
 # Between a visible ASCII character and a space or newline, where a word of GPT-2 begins and one of WordPiece ends
 CUT = re.compile(rb"[!-~](?=[ \n])")
+EMPTY_LINE = re.compile(rb"(\n\r?\n)")
 LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
-KINDS = (".txt", ".jsonl", ".json", ".parquet", ".tokens", ".raw", ".md")
+TABLES = {".csv": ",", ".tsv": "\t"}
+KINDS = (".txt", ".jsonl", ".json", ".parquet", *TABLES, ".tokens", ".raw", ".md")
+JSON_LINES = (".ndjson", ".jl", ".jsonlines")           # other names of .jsonl
 DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
 
 
@@ -99,7 +104,7 @@ def open_bytes(path):
     unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
               ".zst": lambda f: Joined(zstd_parts(f))}
     for ending, reader in unpack.items():
-        if path.endswith(ending):
+        if path.lower().endswith(ending):
             return io.BufferedReader(reader(file), 1 << 17), file
     return file, file
 
@@ -129,24 +134,32 @@ def lines_of(stream, path):
 
 
 def kind_of(path):
-    """the ending that says what a file contains, without those of its compression"""
+    """the ending that says what a file contains, in small letters, without those of its compression"""
+    path = path.lower()
     for ending in COMPRESSED:
-        if path.endswith(ending):
-            path = path[:-len(ending)]
-    return os.path.splitext(path)[1]
+        path = path.removesuffix(ending)
+    kind = os.path.splitext(path)[1]
+    return ".jsonl" if kind in JSON_LINES else kind
 
 
-def files_in(paths, kinds=KINDS):
-    """every file of these kinds below the directories, sorted; a file that paths name directly may be of any kind"""
+def files_in(paths, kinds=KINDS, any_kind=False):
+    """every file of these kinds below the directories, sorted; any_kind: a file that paths name may have any ending"""
     found = []
     for path in paths:
         if not os.path.exists(path):
             raise BadInput(f"{path}: no such file or directory")
         if os.path.isdir(path):
-            found += sorted(os.path.join(d, f) for d, _, names in os.walk(path) for f in names
-                            if not f.startswith(".") and kind_of(f) in kinds)
-        else:
+            inside = sorted(os.path.join(d, f) for d, _, names in os.walk(path) for f in names if f[0] != ".")
+            chosen = [f for f in inside if kind_of(f) in kinds]
+            found += chosen
+            if kinds is KINDS and len(chosen) < len(inside):
+                others = sorted({kind_of(f) or "without an ending" for f in inside} - set(kinds))
+                say(f"{path}: {len(inside) - len(chosen)} files of other kinds are left out: {brief(others)[1:-1]}")
+        elif any_kind or kind_of(path) in kinds:
             found.append(path)
+        else:
+            raise BadInput(f"{path}: expected one of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}), got "
+                           f"'{kind_of(path)}'" + "; --text reads it as plain text" * (kinds is KINDS))
     if not found:
         raise BadInput(f"no file of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}) in {', '.join(paths)}")
     return found
@@ -241,9 +254,9 @@ def sections(stream, path):
         block = stream.read(PIECE_BYTES)
         if not block:
             break
-        *parts, waiting = (waiting + block).split(b"\n\n")
+        *parts, waiting = EMPTY_LINE.split(waiting + block)
         check_document(len(waiting), path)
-        yield from (part + b"\n\n" for part in parts)
+        yield from (text + end for text, end in zip(parts[::2], parts[1::2]))
     yield waiting
 
 
@@ -287,6 +300,24 @@ def json_records(stream, counts, path, column=None):
             break
     if bad and not good:
         raise BadInput(f"{path}: none of its lines is a JSON object{example}")
+
+
+def table_records(stream, counts, path, column=None):
+    """the rows of a .csv or .tsv file, whose first line names the columns"""
+    csv.field_size_limit(LINE_BYTES)
+    lines = (valid(line, counts).decode("utf-8") for line in lines_of(stream, path))
+    rows = csv.reader(lines, delimiter=TABLES[kind_of(path)], strict=True)
+    try:
+        names = next(rows, [])
+        if column is not None and names.count(column) != 1:
+            raise BadInput(f"{path}: expected a column '{column}', got {brief(names)}: name another by --column")
+        for row in rows:
+            if len(row) not in (0, len(names)):
+                raise BadInput(f"{path}: line {rows.line_num}: expected {len(names)} fields, got {len(row)}")
+            if row:
+                yield dict(zip(names, row))
+    except csv.Error as e:
+        raise BadInput(f"{path}: line {rows.line_num}: expected a row of a table ({e})") from None
 
 
 def records_of(path, counts):
@@ -384,11 +415,16 @@ class Reader:
         path = unit.path
         with reading(path):
             stream, below = open_bytes(path)
-            text = io.BufferedReader(Text(path, stream), 1 << 17)
+            text, kind = io.BufferedReader(Text(path, stream), 1 << 17), kind_of(path)
+            column = None if self.make else self.column
             with stream, below:
-                if kind_of(path) in (".jsonl", ".json"):
-                    column = None if self.make else self.column
+                is_json = kind in (".jsonl", ".json")
+                if not is_json and text.peek(3).startswith(codecs.BOM_UTF8):
+                    text.read(3)                # a byte order mark, which json skips itself
+                if is_json:
                     found = self.from_records(json_records(stream, counts, path, column), counts)
+                elif kind in TABLES:
+                    found = self.from_records(table_records(text, counts, path, column), counts)
                 elif self.documents == "file":
                     found = stream_document(text, counts)
                 else:

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""text.py -- token shards of any text: .txt, .jsonl and .parquet files, plain or compressed.
+"""text.py -- token shards of any text: .txt, .jsonl, .csv and .parquet files, plain or compressed.
 
     data/text.py --out data/mine --val_tokens 1000000 corpus/ more.jsonl.gz
     data/text.py --out data/mine --documents line dump.txt.gz
     data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
 
-Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst
+Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst: plain text
+          as .txt .md .raw .tokens, JSON lines as .jsonl .ndjson .jl .jsonlines .json, tables as .parquet .csv .tsv
 Size      2 bytes per token, about half the size of English text; nothing else is written
 Licence   that of the text
 Tokens    English has about 4.6 bytes per GPT-2 token
@@ -41,7 +42,9 @@ def main(argv):
     p.add_argument("--documents", choices=("file", *sorted(SPLITTERS)), default="file",
                    help="what a document of plain text is: a file, a line, the text between blank lines, or a section "
                    "that ends with an empty line [file]")
-    p.add_argument("--column", default="text", help="the field of JSON and parquet that holds the text [text]")
+    p.add_argument("--column", default="text", help="the field of JSON or column of a table with the text [text]")
+    p.add_argument("--text", action="store_true", help="the files that you name are plain text if their endings are "
+                   "of no known kind; without it they are refused")
     p.add_argument("--pairs", choices=RULES, help="write pairs for a retriever instead of shards, by this rule")
     p.add_argument("--val_pairs", type=natural, default=1000, help="pairs held out, as a collection to search [1000]")
     args = p.parse_args(argv)
@@ -49,7 +52,8 @@ def main(argv):
     if not inputs:
         raise BadInput("expected an input: name files or directories (see --help)")
     shards = numbered("text", args.shard_tokens, 0 if args.pairs else args.val_tokens)
-    stream = Stream("text", Reader(args.documents, args.column), files_in(inputs), **shards, **stream_kwargs(args))
+    stream = Stream("text", Reader(args.documents, args.column), files_in(inputs, any_kind=args.text), **shards,
+                    **stream_kwargs(args))
     if args.pairs:
         build_pairs(args.out, args.pairs, stream, args.val_pairs)
     else:

@@ -503,11 +503,10 @@ class BadFiles(Case):
             short = b"x" * 1999 + b"\n"
             self.build("line", [self.write("e.txt", short * 2)], reader=sources.Reader("line"))
         self.assertEqual(len(all_tokens(self.path("line"))), 2 * 2000)
-        parts = b"a\n\n\nb\n\nc\n\n"
         for size in range(1, 8):                # however the blocks fall
-            with mock.patch.object(sources, "PIECE_BYTES", size):
-                found = list(sources.sections(io.BytesIO(parts), "x"))
-            self.assertEqual(found, [b"a\n\n", b"\nb\n\n", b"c\n\n", b""])
+            for parts in [b"a\n\n", b"\nb\n\n", b"c\n\n", b""], [b"a\r\n\r\n", b"\r\nb\r\n\r\n", b"c\r"]:
+                with mock.patch.object(sources, "PIECE_BYTES", size):
+                    self.assertEqual(list(sources.sections(io.BytesIO(b"".join(parts)), "x")), parts)
 
     @needs("zstandard")
     def test_zstd_frames_in_a_row(self):
@@ -545,7 +544,7 @@ class BadFiles(Case):
         for how in ("file", "line", "blank", "section"):
             with self.subTest(how=how):
                 reader = sources.Reader(how)
-                self.refused("/a: byte 7 is 0: expected text", self.write("a", program), reader=reader)
+                self.refused("/a.txt: byte 7 is 0: expected text", self.write("a.txt", program), reader=reader)
                 self.refused("byte 3 is 0: .*UTF-16", self.write("b.txt", wide), reader=reader)
                 late = gzip.compress(b"lines of text\n" * 20000 + b"\0")
                 self.refused("byte 280000 is 0", self.write("c.txt.gz", late), reader=reader)
@@ -563,6 +562,47 @@ class BadFiles(Case):
         self.build("other", [other], reader=sources.Reader(column="other"))
         self.refused("line 3 has 3 there", other, reader=sources.Reader(column="id"))
         self.refused("none of its lines", self.write("d.jsonl", '{"a":' * 100000))
+
+    def test_the_ending_says_what_a_file_is(self):
+        texts = ['one, "two"', "three\nfour"]
+        rows = [["id", "text"], ["1", texts[0]], ["2", texts[1]]]
+        table = lambda mark: "".join(mark.join('"' + v.replace('"', '""') + '"' for v in row) + "\r\n" for row in rows)
+        wanted = [i for t in texts for i in [256] + list(t.encode())]
+        for name, data in (("a.ndjson", jsonl(texts)), ("a.jl", jsonl(texts)), ("a.jsonlines", jsonl(texts)),
+                           ("A.JSONL", jsonl(texts)), ("a.JSON.GZ", gzip.compress(jsonl(texts).encode())),
+                           ("m.jsonl", "\ufeff" + jsonl(texts)), ("a.csv", table(",")), ("a.TSV", table("\t")),
+                           ("m.csv", "\ufeff" + table(","))):
+            self.build("of_" + name, [self.write(name, data)], seed=None)
+            self.assertEqual(list(all_tokens(self.path("of_" + name))), wanted, name)
+        self.refused("a.html: expected one of .txt, .* got '.html'; --text reads it", self.write("a.html", "<p>text"))
+        self.refused("a: expected one of .txt, .* got ''", self.write("a", "text"))
+        self.assertEqual(sources.files_in([self.path("a.html")], any_kind=True), [self.path("a.html")])
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(len(sources.files_in([self.folder])), 9 + 9)         # with 9 manifests
+        self.assertIn('11 files of other kinds are left out: ".bin", ".html", "without an ending"', said.getvalue())
+
+    def test_tables_that_are_not_simple(self):
+        for text, words in (("1,one\n2,two\n", r"a column 'text', got ..1., .one..: name another by --column"),
+                            ("id;text\n1;one\n", "a column 'text'"), ("text,text\na,b\n", "a column 'text'"),
+                            ("id,text\n1,one, two\n", "a.csv: line 2: expected 2 fields, got 3"),
+                            ('id,text\n1,a\n2,"b" c\n', "a.csv: line 3: expected a row of a table"),
+                            ('id,text\n1,"never ends\n', "a.csv: line 2: expected a row of a table"),
+                            ("id,text\n1,\0\n", "byte 10 is 0")):
+            self.refused(words, self.write("a.csv", text))
+        data = self.build("o", [self.write("b.csv", b"text\none \xff\n\ntwo\n")], seed=None)
+        self.assertEqual((data["counts"]["text"]["documents"], data["counts"]["text"]["bad_utf8"]), (2, 1))
+        self.build("other", [self.path("b.csv")], reader=sources.Reader(column="text", make=lambda r: (r["text"], "")))
+
+    def test_text_from_windows(self):
+        """lines end with CR LF, and a byte order mark comes first"""
+        lines = "one\n\ntwo\n\nthree\n"
+        for how, count in (("file", 1), ("line", 3), ("blank", 3), ("section", 3)):
+            for text in lines, "\ufeff" + lines.replace("\n", "\r\n"):
+                path = self.write("a.txt", text)
+                name = f"{how}{len(text)}"
+                data = self.build(name, [path], reader=sources.Reader(how), seed=None)
+                self.assertEqual(data["counts"]["text"]["documents"], count, (how, text))
+                self.assertEqual(list(all_tokens(self.path(name)))[:4], [256, *b"one"])
 
     def test_plain_text_is_cut_into_documents(self):
         path = self.write("a.txt", "one\ntwo\n\n \nthree\n")
@@ -1078,8 +1118,10 @@ class Scripts(Case):
         path = self.write("a.txt", "one two\n\nthree")
         self.assertIn("no validation shard: for one, give --val_tokens", self.prepare("text", "f", path))
         self.assertNotIn("no validation shard", self.prepare("text", "v", "--val_tokens", "2", path))
-        for args in ((), ("-",), ("--shard_tokens", "0", path), ("--shard_tokens", "2147483648", path),
-                     ("--no_such", path)):
+        self.prepare("text", "h", "--text", self.write("a.html", "one two\n\nthree"))
+        self.assertEqual(all_tokens(self.path("h")).tolist(), all_tokens(self.path("f")).tolist())
+        for args in ((), ("-",), (self.path("a.html"),), ("--shard_tokens", "0", path), ("--no_such", path),
+                     ("--shard_tokens", "2147483648", path)):
             self.prepare("text", "x", *args, code=2)
 
     def test_hellaswag_leaves_the_manifest_of_another_data_set(self):
