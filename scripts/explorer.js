@@ -224,7 +224,7 @@ function paintTracks(n) {
     if (t >= from && t < to) c.fillRect(Math.round(x(t)), 0, 1, height - (letters ? 18 : 0));
   }
   c.textAlign = "center";
-  c.font = "14px " + getComputedStyle(model.text).fontFamily;
+  c.font = `${Math.min(14, 2 * right / (to - from))}px ` + getComputedStyle(model.text).fontFamily;
   for (let t = from; letters && t < to; t++) {
     c.fillStyle = t === state.query ? ink : t === state.key ? hue(1) : soft;
     c.fillText(DATA.tokens[t].replace("\n", "/"), x(t), height - 4);       // as in a quotation of verse
@@ -352,6 +352,12 @@ function build(model, n) {
   model.tracks.onclick = event => { choose(place(event)); show(state.query); };
 }
 
+// the head that sees farthest; one whose bias stays below a nat because its sum hardly grows sees all, and comes late
+function farthest(heads) {
+  const far = heads.map(({ S, statistics }) => statistics.distance * (S ? Math.min(1, S[T - 1] * statistics.g[1]) : 1));
+  return far.indexOf(Math.max(...far));
+}
+
 async function start() {
   const asked = new URLSearchParams(location.hash.slice(1)), whole = (text, end) => Number(text) < end && Number(text);
   const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
@@ -370,8 +376,8 @@ async function start() {
   state.span = asked.get("span") == T ? T : Math.min(T, NEAR);
   state.query = (asked.has("q") && whole(asked.get("q"), T)) || state.query;
   state.heads = DATA.models.map(({ heads }, n) => {
-    const given = (asked.get("heads") ?? "").split(",")[n], far = heads.map(head => head.statistics.distance);
-    return given ? whole(given, heads.length) || 0 : far.indexOf(Math.max(...far));
+    const given = (asked.get("heads") ?? "").split(",")[n];
+    return given ? whole(given, heads.length) || 0 : farthest(heads);
   });
   state.key = asked.has("k") ? whole(asked.get("k"), T) || 0 : Math.max(0, state.query - 12);
   paint();

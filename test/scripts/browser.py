@@ -74,6 +74,9 @@ class Browser:
                 raise RuntimeError(f"{path}: not ready: {self.errors}")
             time.sleep(0.05)
 
+    def size(self, width, height):
+        self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+
     def mouse(self, x, y, click=True):
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():

@@ -37,6 +37,8 @@ class TestExplorer(ClassFolder):
             cls.trainer("--train_files", train, "--val_files", val, "--model", "2,2,16", "--T", "64", "--B", "4",
                         "--steps", "12", "--checkpoint_every", "12", "--lr", "1e-2", "--val_every", "0",
                         "--sample_every", "0", "--threads", "1", "--out", name, "--pos", pos, *more)
+        cls.trainer("--train_files", "train.txt", "--val_files", "text.txt", "--model", "12,12,48", "--T", "64", "--B",
+                    "1", "--steps", "1", "--checkpoint_every", "1", "--sample_every", "0", "--out", "deep")
 
     @classmethod
     def tearDownClass(cls):
@@ -168,6 +170,44 @@ class TestExplorer(ClassFolder):
         self.assertEqual(value("document.documentElement.dataset.theme"), "dark")
         self.assertEqual(value("location.hash"), f"#q={chosen}&k={chosen}&by=loss&span=100&heads=3%2C0&theme=dark")
         self.assertEqual(self.browser.errors, [])
+
+    def test_sizes(self):
+        """what a page shows has room on screens of laptops, and in a window that is narrower: nothing lies on another
+        thing or beyond the right edge, and some lines of the text are seen"""
+        overlaps = """(() => {
+            const seen = [...document.querySelectorAll(`body > header > *, .model, .model > *, dl > div, dd, dt, h2,
+                .maps, .maps > *, .readout b`)].filter(e => e.offsetWidth > 0), found = [];
+            const name = e => (e.className || e.id || e.tagName) + " " + e.textContent.slice(0, 20);
+            for (const [n, a] of seen.entries()) {
+                const r = a.getBoundingClientRect();
+                if (r.right > document.documentElement.clientWidth + 1) found.push(name(a) + " is outside");
+                for (const b of seen.slice(n + 1)) {
+                    const o = b.getBoundingClientRect();
+                    if (!a.contains(b) && Math.min(r.right, o.right) - Math.max(r.left, o.left) > 1
+                        && Math.min(r.bottom, o.bottom) - Math.max(r.top, o.top) > 1) found.push([name(a), name(b)]);
+                }
+            }
+            return found;
+        })()"""
+        for models in ("cable", "alibi"), ("deep", "cable"), ("cable",), ("deep",):
+            value = self.page(*models)
+            for width, height in (1280, 720), (1366, 768), (1440, 900), (1600, 1000), (1001, 700), (800, 600):
+                self.browser.size(width, height)
+                self.assertEqual(value(overlaps), [], (models, width, height))
+                heights = value("[...document.querySelectorAll('.text, .tracks')].map(e => e.clientHeight)")
+                self.assertGreaterEqual(min(heights), 135, (models, width, height))
+        self.browser.size(1600, 1000)
+
+    def test_the_first_head(self):
+        """sees farthest of those whose sum grows"""
+        value = self.page("cable", "alibi")
+        far = value("DATA.models.map(m => m.heads.map(h => h.statistics.distance))")
+        self.assertEqual(value("state.heads[1]"), far[1].index(max(far[1])))
+        value("""DATA.models[0].heads.forEach((h, n) => {
+            h.statistics.distance = [9, 70, 8, 7][n];
+            h.statistics.g = [1, 1, 1];
+            h.S.fill(n === 1 ? 0.01 : 5); })""")
+        self.assertEqual(value("farthest(DATA.models[0].heads)"), 0)
 
     def test_a_page_of_one_model(self):
         """the text of hostile tokens is text, and a window hides keys"""
