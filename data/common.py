@@ -140,12 +140,12 @@ def locked(directory):
         os.close(fd)
 
 
-# Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete"} ------------------------------------
+# Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------
 
 class Manifest:
     def __init__(self, directory, settings, source):
         self.directory, self.path = directory, os.path.join(directory, MANIFEST)
-        self.data = {"format": 1, "complete": False, "settings": settings, "source": source, "counts": {}, "shards": []}
+        self.data = {"format": 2, "complete": False, "settings": settings, "source": source, "counts": {}, "shards": []}
 
     def load(self):
         """takes over what an earlier run left, which must have had the same settings and source"""
@@ -168,14 +168,15 @@ class Manifest:
                 break
         if any(map(self.lost, old.get("files", []))):
             old["complete"] = False
-        self.data = old
+        self.data = {**old, "format": 2}
 
     def lost(self, record):
         path = os.path.join(self.directory, record["file"])
         return not os.path.isfile(path) or os.path.getsize(path) != record["bytes"]
 
     def save(self):
-        write_file(self.path, (json.dumps(self.data, indent=1, sort_keys=True) + "\n").encode())
+        data = {**self.data, "checksum": checksum_of(self.data)}
+        write_file(self.path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
 
     def add(self, record):
         self.data["shards"] = [s for s in self.data["shards"] if s["file"] != record["file"]] + [record]
@@ -195,22 +196,64 @@ def brief(value):
     return text if len(text) < 100 else text[:97] + "..."
 
 
-def is_file_record(r):
-    """of a file beside the manifest"""
-    return os.path.basename(r["file"]) == r["file"] != "" and r["bytes"] >= 0 and isinstance(r["sha256"], str)
+# The type of each field: {str: type} has any keys, "name?" may be absent, (type, None) may be null.
+FILE, COUNTS = {"file": str, "bytes": int, "sha256": str}, {str: int}
+CURSOR = {**dict.fromkeys(("window", "unit", "piece", "bytes", "skip", "token"), int), "counts": COUNTS}
+EXAMPLES = {**FILE, "stream": str, "examples": int}                                     # of hellaswag.py and tasks.py
+SHARD = {**FILE, "stream": str, "tokens": int, "documents": int, "next": (CURSOR, None), "ids?": FILE}
+SHAPE = {"format": int, "complete": bool, "settings": dict, "source": dict, "counts": {str: COUNTS}, "shards": [dict],
+         "files?": [FILE]}
+TYPES = {int: "a whole number", str: "a text", bool: "true or false", dict: "an object", list: "a list"}
+
+
+def check_shape(value, shape, field):
+    """names the first field that is not as the shape has it"""
+    if isinstance(shape, tuple):
+        if value is None:
+            return
+        shape = shape[0]
+    kind = shape if isinstance(shape, type) else type(shape)
+    if type(value) is not kind or kind is int and value < 0:
+        raise BadInput(f"{field}: expected {TYPES[kind]}, got {brief(value)}")
+    if kind is list:
+        inner = [(item, shape[0], f"{field}[{i}]") for i, item in enumerate(value)]
+    elif shape is dict or kind is not dict:
+        inner = []
+    elif str in shape:
+        inner = [(item, shape[str], f"{field}.{key}") for key, item in value.items()]
+    else:
+        names = [key.rstrip("?") for key in shape if key[-1] != "?" or key[:-1] in value]
+        missing = [name for name in names if name not in value]
+        if missing:
+            raise BadInput(f"{field}: expected a field '{missing[0]}', got {brief(sorted(value))}")
+        inner = [(value[name], shape.get(name, shape.get(name + "?")), f"{field}.{name}") for name in names]
+    for more in inner:
+        check_shape(*more)
+    if shape in (FILE, EXAMPLES, SHARD):
+        name = value["file"]
+        if os.path.basename(name) != name or not name or not name.isprintable():
+            raise BadInput(f"{field}.file: expected the name of a file beside the manifest, got {brief(name)}")
+
+
+def checksum_of(data):
+    return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path):
-    """the content of a manifest of this format, whose files are beside it"""
+    """the content of a manifest, whose fields are all of the right type and whose files are beside it"""
     try:
-        with open_regular(path) as f:
-            data = json.loads(f.read().decode("utf-8"))
-        files = [*data["shards"], *data.get("files", []), *(s["ids"] for s in data["shards"] if "ids" in s)]
-        if data["format"] != 1 or type(data["complete"]) is not bool or not all(map(is_file_record, files)):
-            raise ValueError("its fields are of another format")
+        data = console.read_object(path)
+        check_shape(data, SHAPE, "manifest")
+        for i, shard in enumerate(data["shards"]):
+            check_shape(shard, EXAMPLES if "examples" in shard else SHARD, f"manifest.shards[{i}]")
+        if data["format"] not in (1, 2):
+            raise BadInput(f"manifest.format: expected 1 or 2, got {data['format']}")
+        if data["format"] == 2 and data.pop("checksum", "") != checksum_of(data):       # format 1 has none
+            raise BadInput("its checksum is not that of its fields: damaged, or edited?")
         return data
-    except (ValueError, KeyError, TypeError, RecursionError) as e:
-        raise BadInput(f"{path}: not a manifest ({e}); remove it and its shards to start over") from None
+    except BadInput as e:
+        raise BadInput(f"{path}: not a manifest ({str(e).removeprefix(path + ': ')}); remove it and its shards to "
+                       "start over") from None
 
 
 # One shard ------------------------------------------------------------------------------------------------------------

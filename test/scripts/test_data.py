@@ -447,12 +447,57 @@ class Restart(Case):
     def test_a_broken_manifest_is_refused(self):
         self.build("o", self.paths)
         whole = read(self.path("o", common.MANIFEST))
-        for bad in (b"", whole[:100], b"[]", b"{}", b"\xff", whole.replace(b'"format": 1', b'"format": 2'),
+        for bad in (b"", whole[:100], b"[]", b"{}", b"\xff", whole.replace(b'"format": 2', b'"format": 3'),
                     whole.replace(b'"t_train_000000.bin"', b'"../x.bin"'), b'{"format": ' + b"[" * 100000,
                     whole.replace(b'"complete"', b'"completed"'), whole.replace(b'"sha256"', b'"sha1"')):
             self.write("o/" + common.MANIFEST, bad)
             with self.assertRaisesRegex(common.BadInput, "not a manifest"):
                 self.build("o", self.paths)
+
+    def test_a_manifest_names_its_wrong_field(self):
+        self.build("o", self.paths)
+        path, whole = self.path("o", common.MANIFEST), json.loads(self.read("o", common.MANIFEST))
+        whole.update(format=1, files=[{"file": "x.tsv", "bytes": 1, "sha256": ""}])         # without a checksum
+        del whole["checksum"], whole["shards"][2:]
+
+        def places(tree, path=()):
+            for key in list(tree) if isinstance(tree, dict) else range(len(tree)):
+                yield tree, (*path, key)
+                if isinstance(tree[key], (dict, list)) and key not in ("settings", "source"):
+                    yield from places(tree[key], (*path, key))
+        found = list(places(whole))
+        self.assertGreater(len(found), 40)
+        for inside, place in found:
+            key, before = place[-1], inside[place[-1]]
+            for value in (5.5, None, *[-1] * (type(before) is int), *["../x", "a\0", ""] * (key == "file")):
+                if key == "next" and value is None:
+                    continue
+                inside[key] = value
+                self.write("o/" + common.MANIFEST, json.dumps(whole))
+                with self.assertRaisesRegex(common.BadInput, rf"manifest.json: not a manifest \(.*{key}.*: expected"):
+                    common.read_manifest(path)
+            inside[key] = before
+            if isinstance(inside, dict) and "counts" not in place[:-1] and key != "files":
+                del inside[key]
+                self.write("o/" + common.MANIFEST, json.dumps(whole))
+                with self.assertRaisesRegex(common.BadInput, f"expected a field '{key}'"):
+                    common.read_manifest(path)
+                inside[key] = before
+        self.write("o/" + common.MANIFEST, json.dumps({**whole, "complete": 5}))
+        self.assertIn("manifest.complete: expected true or false, got 5", self.script("verify", self.path("o"), code=2))
+
+    def test_a_flipped_bit_of_a_manifest(self):
+        self.build("o", self.paths)
+        path, whole, r = self.path("o", common.MANIFEST), read(self.path("o", common.MANIFEST)), random.Random(3)
+        good = common.read_manifest(path)
+        for _ in range(500):
+            i = r.randrange(len(whole))
+            self.write("o/" + common.MANIFEST, whole[:i] + bytes([whole[i] ^ 1 << r.randrange(8)]) + whole[i + 1:])
+            try:
+                self.assertEqual(common.read_manifest(path), good)          # a space between fields
+            except common.BadInput as e:
+                self.assertRegex(str(e), "^[^\n]*manifest.json: not a manifest [^\n]*$")
+
 
 class BadFiles(Case):
     """every kind of damage gives exit code 2 or a counted skip, and one line, and leaves no shard"""
