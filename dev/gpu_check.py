@@ -396,13 +396,17 @@ def enlarge(source, target):
         f.write(b"".join(parts))
 
 
-def losses_of(directory):
+def records(directory, kind):
+    """of a run's log"""
     try:
-        with open(os.path.join(ROOT, directory, "log.jsonl")) as f:
-            losses = [r["loss"] for r in map(json.loads, f) if r["kind"] == "train"]
-    except (OSError, ValueError, KeyError) as e:
-        raise Failed(f"{directory}/log.jsonl: {e}")
-    if len(losses) != STEPS or any(not isinstance(x, (int, float)) or x != x for x in losses):
+        return console.read_log(os.path.join(ROOT, directory), kind, ended=True)
+    except console.BadInput as e:
+        raise Failed(str(e))
+
+
+def losses_of(directory):
+    losses = [r["loss"] for r in records(directory, "train")]
+    if len(losses) != STEPS or None in losses:
         raise Failed(f"{directory}/log.jsonl: expected {STEPS} finite losses, got losses {losses}")
     return losses
 
@@ -587,8 +591,7 @@ def measure_training(stage, sizes, programs):
             if b == 1:
                 raise Failed(f"out of memory with one sequence\n{result.tail(4)}")
             b = batches[size] = b // 2
-        with open(os.path.join(ROOT, out, "log.jsonl")) as f:
-            steps = [r for r in map(json.loads, f) if r["kind"] == "train"][WARM_UP:]
+        steps = records(out, "train")[WARM_UP:]
         if len(steps) != TRAIN_STEPS - WARM_UP:
             raise Failed(f"{out}/log.jsonl: expected {TRAIN_STEPS} steps, got {len(steps) + WARM_UP}")
         ms = statistics.median(r["ms"] for r in steps)
@@ -614,9 +617,8 @@ def evaluation(stage):
                      "--eval_tokens", str(count), "--tile_skip", skipping,
                      "--eval_lengths", ",".join(map(str, lengths))]
         train(stage, CUDA["gpt2"], out, arguments, 35, **more)
-        with open(os.path.join(ROOT, out, "log.jsonl")) as f:
-            found = {r["T"]: r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"}
-        if list(found) != list(lengths) or any(not isinstance(x, float) or x != x for x in found.values()):
+        found = {r["T"]: r.get("loss") for r in records(out, "extrapolation")}
+        if list(found) != list(lengths) or None in found.values():
             raise Failed(f"{out}/log.jsonl: expected one loss for each length of {list(lengths)}, got {found}")
         return found
 

@@ -8,7 +8,6 @@ The file is compiled twice, in float32 and in float64. How far its two losses ar
 the trainer's loss must be within MULTIPLE times the largest of these errors of the float64 one, or the exit code is 1.
 """
 import argparse
-import json
 import os
 import re
 import shutil
@@ -16,6 +15,9 @@ import subprocess
 import sys
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
+sys.path.append(os.path.join(ROOT, "scripts"))
+import console      # noqa: E402
+
 MULTIPLE = 4            # both round, each in an order of its own
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp"]
 
@@ -60,8 +62,7 @@ def main():
     run([os.path.join(out, "float"), *common, "--model", args.model, "--steps", "0", "--out", start])
     run(["./train_gpt2", *common, "--load", start, "--out", os.path.join(args.out, "trainer"), "--val_every", "0",
          "--sample_every", "0"], env=env)
-    with open(os.path.join(out, "trainer", "log.jsonl")) as log:
-        trained = [r["loss"] for r in map(json.loads, log) if r["kind"] == "train"]
+    trained = [r["loss"] for r in console.read_log(os.path.join(out, "trainer"), "train", ended=True)]
     exact = [x for x in losses_of([os.path.join(out, "double"), *common, "--model", args.model, "--tokens", "0"], env)
              if isinstance(x, float)]
     print(f"{'step':>6} {'in float64':>12} {'one file':>12} {'./train_gpt2':>12}")

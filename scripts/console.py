@@ -11,6 +11,7 @@ write them as escapes, so that no script has to care.
 import argparse
 import array
 import contextlib
+import csv
 import hashlib
 import importlib
 import io
@@ -153,6 +154,13 @@ def positive(text):
     return natural(text, 1)
 
 
+def naturals(text):
+    """the numbers of a list such as 1,2,3, each once"""
+    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text}")
+    return list(dict.fromkeys(map(int, text.split(","))))
+
+
 # Files ----------------------------------------------------------------------------------------------------------------
 
 def open_regular(path):
@@ -165,10 +173,27 @@ def open_regular(path):
         raise BadInput(f"{path}: {getattr(e, 'strerror', e)}") from None
 
 
+def finite(text):
+    """a number of JSON with a fraction; NaN, Infinity and 1e999 are none"""
+    if not math.isfinite(float(text)):
+        raise ValueError(f"{text[:20]} is not a finite number")
+    return float(text)
+
+
+def whole(text):
+    if len(text) > 20:
+        raise ValueError(f"{text[:20]}... has {len(text)} digits")
+    return int(text)
+
+
+def parse_json(text):
+    return json.loads(text, parse_float=finite, parse_int=whole, parse_constant=finite)
+
+
 def parse_object(text, where):
     """the JSON object of these bytes"""
     try:
-        found = json.loads(text.decode("utf-8"))
+        found = parse_json(text.decode("utf-8"))
     except (ValueError, RecursionError) as e:
         raise BadInput(f"{where}: expected a JSON object ({e})") from None
     if not isinstance(found, dict):
@@ -176,13 +201,132 @@ def parse_object(text, where):
     return found
 
 
-def read_object(path):
-    """the JSON object that a file holds"""
+def read_bytes(path):
     with open_regular(path) as f:
         text = f.read(LARGEST_JSON + 1)
     if len(text) > LARGEST_JSON:
-        raise BadInput(f"{path}: expected at most {LARGEST_JSON >> 20} MB of JSON, got more")
-    return parse_object(text, path)
+        raise BadInput(f"{path}: expected at most {LARGEST_JSON >> 20} MB, got more")
+    return text
+
+
+def read_object(path):
+    """the JSON object that a file holds"""
+    return parse_object(read_bytes(path), path)
+
+
+# What a field may hold, in words, and whether a value is that. Null is a number that was NaN.
+is_number = lambda v: type(v) in (int, float)
+COUNT = "a whole number", lambda v: type(v) is int and 0 <= v < 1 << 64
+POSITIVE = "a positive whole number", lambda v: COUNT[1](v) and v > 0
+NUMBER = "a number", lambda v: v is None or is_number(v)
+ABOVE_0 = "a number above 0", lambda v: v is None or is_number(v) and v > 0
+SHARE = "a number from 0 to 1", lambda v: is_number(v) and 0 <= v <= 1
+PERCENT = "a number from 0 to 100", lambda v: is_number(v) and 0 <= v <= 100
+TEXT = "a text", lambda v: isinstance(v, str)
+OBJECT = "an object", lambda v: isinstance(v, dict)
+list_of = lambda what, kind: (f"a list of {what}", lambda v: isinstance(v, list) and all(map(kind[1], v)))
+NUMBERS = list_of("numbers", NUMBER)
+SINKS = 'an object with "4"', lambda v: OBJECT[1](v) and is_number(v.get("4"))
+
+# The kinds of log.jsonl and the fields that each has, and fields that a record may lack
+MODEL = {"pos": TEXT, "T": POSITIVE}
+SCORE = {"examples": POSITIVE, "exact": COUNT, "tokens": POSITIVE, "accuracy": SHARE, "loss": NUMBER}
+KINDS = {"config": {}, "train": {"step": COUNT, "loss": NUMBER}, "val": {"step": COUNT, "loss": NUMBER},
+         "swap": {"step": COUNT}, "hellaswag": {"acc_norm": SHARE}, "hellaswag_example": {},
+         "extrapolation": {**MODEL, "stride": POSITIVE, "ppl": ABOVE_0},
+         "curve": {**MODEL, "stride": POSITIVE, "loss": NUMBERS},
+         "evaluation_speed": {**MODEL, "tok_per_s": NUMBER, "mem": NUMBER},
+         "head": {**MODEL, "layer": COUNT, "head": COUNT, "entropy": NUMBER, "window90": NUMBER, "live_tiles": SHARE,
+                  "sink_weight": SINKS},
+         "probe": {**MODEL, "probe": TEXT, "depth": SHARE, "exact_share": SHARE},
+         "retrieval": {"T": POSITIVE, "ndcg@10": SHARE}, "task": {**MODEL, "file": TEXT, "length": POSITIVE, **SCORE}}
+OPTIONAL = {"step": COUNT, "T_train": POSITIVE, "windows": POSITIVE, "rope_theta": ABOVE_0, "rope_scaling": OBJECT,
+            "window": ("a number or a list of them", lambda v: COUNT[1](v) or NUMBERS[1](v)), "sinks": COUNT,
+            "document_mask": ("true", lambda v: v is True),
+            **dict.fromkeys(("loss", "lr", "norm", "ms", "tok_per_s", "mem", "mfu"), NUMBER)}
+
+
+def field(record, name, kind, where):
+    """the value of a field, which must be of this kind"""
+    if name not in record or not kind[1](record[name]):
+        got = json.dumps(record[name])[:60] if name in record else "none"
+        raise BadInput(f"{where}: {name}: expected {kind[0]}, got {got}")
+    return record[name]
+
+
+def number(record, name):
+    """the value if it is a number, else None"""
+    v = record.get(name)
+    return float(v) if is_number(v) else None
+
+
+def read_log(run, kind=None, ended=False):
+    """The records of RUN_DIR/log.jsonl, or of a kind. Its last line may be torn: the trainer cuts it when it continues.
+    ended: not of a run that has ended."""
+    path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
+    try:
+        lines = read_bytes(path).split(b"\n")
+    except BadInput as e:
+        raise BadInput(f"{e}; expected a run's --out directory, with log.jsonl in it") from None
+    records = []
+    for n, line in enumerate(lines, 1):
+        where = f"{path}: line {n}"
+        if n == len(lines) and line and not ended:
+            say(f"{where}: left out, because it has no end")
+        elif n < len(lines) or line:
+            records.append(parse_object(line, where))
+            check_record(records[-1], where)
+    return [r for r in records if kind in (None, r["kind"])]
+
+
+def check_record(record, where):
+    kind = field(record, "kind", ("one of " + ", ".join(KINDS), lambda v: isinstance(v, str) and v in KINDS), where)
+    for name, what in {**OPTIONAL, **KINDS[kind]}.items():
+        if name in record or name in KINDS[kind]:
+            field(record, name, what, where)
+    if kind == "curve" and len(record["loss"]) != record["T"]:
+        raise BadInput(f"{where}: loss: expected {record['T']:,} numbers, got {len(record['loss']):,}")
+    if kind == "task" and record["exact"] > record["examples"]:
+        raise BadInput(f"{where}: exact: expected at most {record['examples']:,}, got {record['exact']:,}")
+
+
+def read_table(path, columns=None, key=()):
+    """The rows of a CSV, {column: text}. columns: {name: kind} of the columns that must be there; a number is a number
+    then, or None where the cell is empty. key: the columns that tell the rows apart."""
+    text, columns = read_bytes(path).decode("utf-8", "backslashreplace").replace("\0", "\\0"), columns or {}
+    rows, names, seen = [], [], {}
+    lines = csv.reader(text.splitlines(keepends=True), strict=True)
+
+    def refuse(expected):
+        raise BadInput(f"{path}: line {max(1, lines.line_num)}: {expected}") from None
+    try:
+        names += next(lines, [])
+        for name in [*columns, *key, *names] if names else refuse("expected the names of the columns, got nothing"):
+            if names.count(name) != 1:
+                refuse(f"{name}: expected one column of this name, got {names.count(name)}")
+        for cells in lines:
+            if len(cells) != len(names):
+                raise csv.Error(f"got {','.join(cells)[:80]!r}")
+            row = dict(zip(names, cells))
+            row.update((name, cell_value(row[name])) for name, kind in columns.items() if kind is not TEXT)
+            for name, kind in columns.items():
+                field(row, name, kind, f"{path}: line {lines.line_num}")
+            first = seen.setdefault(tuple(row[name] for name in key or names), lines.line_num)
+            if key and first != lines.line_num:
+                refuse(f"{', '.join(key)}: expected a row of its own, got line {first} again")
+            rows.append(row)
+        if not text.endswith("\n"):
+            raise csv.Error("it has no end")
+    except csv.Error as e:
+        refuse(f"expected {len(names)} columns, {e}; remove the line, and the same command runs its case again")
+    return rows
+
+
+def cell_value(text):
+    try:
+        return parse_json(text) if text else None
+    except (ValueError, RecursionError):
+        return text
 
 
 def read_tensors(f, path):

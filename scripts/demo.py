@@ -10,7 +10,6 @@ learn Shakespeare at T = 128 and are then evaluated at lengths up to 16 times th
 The exit code is 1 unless cable and alibi extrapolate and the other two do not, and the weights are those of README.md
 (docs/results.md for BERT), bit for bit, whatever the processor and the compiler: docs/reproducibility.md.
 """
-import json
 import os
 import re
 import shutil
@@ -18,7 +17,7 @@ import subprocess
 import sys
 
 import runqueue
-from console import BadInput, run, weights_sha256
+from console import BadInput, read_log, run, weights_sha256
 
 ROOT = runqueue.ROOT
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
@@ -44,8 +43,7 @@ def table(kind, out, steps):
     print(f"{'T':>10}" + "".join(f"{T:>7}" for T in LENGTHS) + "   2048/128            SHA-256 of weights")
     extrapolates, different = True, []
     for pos, expected in EXPECTED[kind].items():
-        with open(os.path.join(out, pos, "log.jsonl")) as log:
-            ppl = {r["T"]: r["ppl"] for r in map(json.loads, log) if r["kind"] == "extrapolation"}
+        ppl = {r["T"]: r["ppl"] for r in read_log(os.path.join(out, pos), "extrapolation", ended=True)}
         line = f"{pos:>10}" + "".join(f"{ppl[T]:7.2f}" if T in ppl else f"{'-':>7}" for T in LENGTHS)
         if expected is None:
             holds, line = sorted(ppl) == [64, 128], line + " " * 24

@@ -80,7 +80,7 @@ def model_of(args, checkpoint, T):
             raise too_large(os.path.getsize(path) / 4, T)
         parts = console.read_object(path)
         losses = read_losses(os.path.join(out, f"token_losses_{T}_{T}.safetensors"))
-        records = [json.loads(line) for line in read_text(os.path.join(out, "log.jsonl")).splitlines()]
+        records = console.read_log(out)
     floats = Floats()
     statistics = {(r["layer"], r["head"]): r for r in records if r["kind"] == "head"}
     for head in parts["matrices"]:

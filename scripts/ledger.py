@@ -42,22 +42,9 @@ def share(part, things):
     return things[k - 1::n]
 
 
-def read(path):
-    """the rows of a CSV, none where there is no file yet"""
-    if not os.path.exists(path):
-        return []
-    with console.open_regular(path) as f:
-        text = f.read().decode("utf-8", "backslashreplace").replace("\0", "\\0")
-    if not text.endswith("\n"):
-        text += 99 * ","                                # too many cells: it was cut short
-    lines = csv.reader(text.splitlines(keepends=True))
-    names, rows = next(lines), []
-    for cells in lines:
-        if len(cells) != len(names):
-            raise BadInput(f"{path}: line {lines.line_num}: expected {len(names)} columns, got "
-                           f"{','.join(cells)[:80]!r}; remove the line, and the same command runs its case again")
-        rows.append(dict(zip(names, cells)))
-    return rows
+def read(path, columns=None, key=()):
+    """the rows of a CSV, as console.read_table() gives them; none where there is no file yet"""
+    return console.read_table(path, columns, key) if os.path.exists(path) else []
 
 
 def write(path, rows):

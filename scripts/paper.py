@@ -582,7 +582,8 @@ def parse(argv):
                    "--gpus GPUs; 0 = as many as there are GPUs for [1]")
     p.add_argument("--B", type=int, default=0, help="sequences per micro-batch [tiny 64, small 32, medium 16, base 32, "
                    "of 1,024 tokens]")
-    p.add_argument("--seeds", default="", help="seeds separated by commas [42; small: 42,43,44; quick: 42,43]")
+    p.add_argument("--seeds", type=console.naturals, default=[],
+                   help="seeds separated by commas [42; small: 42,43,44; quick: 42,43]")
     p.add_argument("--out", default="run", help="directory of the runs [run]")
     p.add_argument("--trainer", default="",
                    help="program that trains [./train_gpt2cu; small and quick: ./train_gpt2; BERT: ./train_bertcu]")
@@ -611,15 +612,6 @@ def trainer_of(experiment):
     return "./train_bertcu" if experiment in BERT else "./train_gpt2cu"
 
 
-def seeds_of(text, experiment):
-    if not text:
-        return list(SMALL[experiment].seeds) if experiment in SMALL else [42]
-    try:
-        return [int(s) for s in text.split(",")]
-    except ValueError:
-        raise BadInput(f"--seeds: expected numbers separated by commas, got {text}")
-
-
 def check_arguments(args):
     args.set = dict(args.set)
     known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens",
@@ -636,7 +628,7 @@ def check_arguments(args):
             raise BadInput(f"--set {flag}: expected numbers separated by commas, got {value}")
     args.trainer = args.trainer or trainer_of(args.experiment)
     args.evaluator = args.evaluator or args.trainer
-    args.seeds = seeds_of(args.seeds, args.experiment)
+    args.seeds = args.seeds or (list(SMALL[args.experiment].seeds) if args.experiment in SMALL else [42])
     if args.gpus < 1 or args.jobs < 0 or args.B < 0 or args.tflops <= 0:
         raise BadInput(f"expected positive numbers, got --gpus {args.gpus}, --jobs {args.jobs}, --B {args.B}, "
                        f"--tflops {args.tflops:g}")

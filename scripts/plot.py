@@ -9,12 +9,11 @@
     python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
                                                                            --normalize divided by its largest magnitude
 
-Without -o the figure goes beside its input. Lines of a log that are not JSON objects (torn by a crash) are counted and
-reported; a record that was written twice, as a resumed run does, counts as last written. Exit code 2: bad input.
+Without -o the figure goes beside its input. A record that was written twice, as a resumed run does, counts as last
+written. Exit code 2: bad input.
 """
 import colorsys
 import glob
-import json
 import math
 import os
 import re
@@ -23,7 +22,7 @@ import sys
 import zlib
 
 import console
-from console import BadInput
+from console import BadInput, number, read_log
 
 # Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
 # encoding has one colour and one marker, the same in every figure.
@@ -41,37 +40,10 @@ RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
 
-def number(record, key):
-    """the value if it is a finite number, else None"""
-    v = record.get(key)
-    return float(v) if isinstance(v, (int, float)) and not isinstance(v, bool) and math.isfinite(v) else None
-
-
 def literal(s):
     """text as matplotlib shows it: $ would start a formula, a leading _ would hide it from the legend"""
     s = str(s).replace("$", r"\$")
     return " " + s if s.startswith("_") else s
-
-
-def read_log(run):
-    """records of RUN_DIR/log.jsonl; says how many lines are none"""
-    path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
-    records, torn = [], []
-    try:
-        with console.open_regular(path) as f:
-            lines = f.read().split(b"\n")
-    except BadInput as e:
-        raise BadInput(f"{e}; expected a run's --out directory, with log.jsonl in it") from None
-    for n, line in enumerate(lines, 1):
-        if not line.strip():
-            continue
-        try:
-            records.append(console.parse_object(line, path))
-        except BadInput:
-            torn.append(n)
-    if torn:
-        print(f"{path}: lines skipped because they are not JSON objects: {len(torn)} (line {torn[0]})", file=sys.stderr)
-    return records
 
 
 def runs_with(runs, kind):
@@ -79,7 +51,7 @@ def runs_with(runs, kind):
     found = {}
     for run in runs:
         is_run = not os.path.isdir(run) or os.path.exists(os.path.join(run, "log.jsonl"))
-        found[run] = [r for r in read_log(run) if r.get("kind") == kind] if is_run else []
+        found[run] = read_log(run, kind) if is_run else []
     missing = [run for run, records in found.items() if not records]
     what = f"no records of kind \"{kind}\""
     if len(missing) == len(found):
@@ -96,8 +68,8 @@ HINTS = {"extrapolation": LOAD + "--eval_lengths 128,256", "curve": LOAD + "--ev
 
 def series(records, kind, key):
     """sorted (step, value), the last record of a step"""
-    points = {number(r, "step"): number(r, key) for r in records if r.get("kind") == kind}
-    return sorted((s, v) for s, v in points.items() if s is not None and v is not None)
+    points = {r["step"]: number(r, key) for r in records if r["kind"] == kind}
+    return sorted((s, v) for s, v in points.items() if v is not None)
 
 
 def run_name(run):
@@ -167,11 +139,9 @@ def encoding_of(run, log):
         if "pos" in r:
             return str(r["pos"])
     for path in sorted(glob.glob(os.path.join(glob.escape(run), "step_*", "config.json")), reverse=True):
-        try:
-            with open(path, encoding="utf-8") as f:
-                return str(json.load(f)["position"]["name"])
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+        position = console.read_object(path).get("position")
+        if position:
+            return console.field(position, "name", console.TEXT, f"{path}: position")
     return run_name(run)
 
 
@@ -253,7 +223,7 @@ def octaves(losses, first=1):
     a loss is left out"""
     found = {}
     for t, loss in enumerate(losses, start=1):
-        if isinstance(loss, (int, float)):
+        if loss is not None:
             last = max(first, 1 << (t - 1).bit_length())
             begin = 1 if last == first else last // 2 + 1
             found.setdefault((begin, min(last, len(losses))), []).append(loss)
@@ -302,15 +272,13 @@ def extrapolation_lines(runs):
     last, trained = {}, []
     for run, found in runs_with(runs, "extrapolation"):
         for r in found:
-            T, stride = number(r, "T"), number(r, "stride")
-            if T and T > 0 and "pos" in r:
-                last[run, str(r["pos"]) + stretch_of(r), T, stride or T] = r
+            last[run, r["pos"] + stretch_of(r), r["T"], r["stride"]] = r
     lines, labels, styles = {}, named_apart([key[:2] for key in last]), styles_of([key[:2] for key in last])
     sliding = {(run, pos, stride) for run, pos, T, stride in last if stride < T}
     for (run, pos, T, stride), r in last.items():
-        ppl, T_train = number(r, "ppl"), number(r, "T_train")
-        trained += [T_train] if T_train else []
-        if ppl is None or ppl <= 0:                 # beyond the encoding's reach
+        ppl = r["ppl"]
+        trained += [r["T_train"]] if "T_train" in r else []
+        if ppl is None:                             # diverged
             continue
         label, look = labels[run, pos], styles[run, pos]
         if stride >= T:
@@ -347,7 +315,7 @@ def geometric_bins(values, per_octave=4, least=1):
     has at least `least` positions."""
     bins = {}
     for t, v in enumerate(values, start=1):
-        if isinstance(v, (int, float)) and math.isfinite(v):
+        if v is not None:
             bins.setdefault(int(math.log2(t) * per_octave), []).append((t, v))
     whole = []
     for b in bins.values():
@@ -396,11 +364,11 @@ def plot_curve(runs):
     for run, found in runs_with(runs, "curve"):
         for r in found:
             windows = number(r, "windows") or FEW          # each has one loss for a position
-            points = geometric_bins(r["loss"], least=FEW / windows) if isinstance(r.get("loss"), list) else []
+            points = geometric_bins(r["loss"], least=FEW / windows)
             if not points:
-                raise BadInput(f"{run}: a curve record of {r.get('pos')} holds no list of losses")
-            last[run, str(r.get("pos")) + stretch_of(r), len(r["loss"])] = points
-        trained += [T for T in (number(r, "T_train") for r in read_log(run)) if T]
+                raise BadInput(f"{run}: a curve record of {r['pos']} holds no loss that is a number")
+            last[run, r["pos"] + stretch_of(r), r["T"]] = points
+        trained += [r["T_train"] for r in read_log(run) if "T_train" in r]
     keys, lengths = list(dict.fromkeys(key[:2] for key in last)), sorted({T for _, _, T in last})
     labels, styles = named_apart(keys), styles_of(keys)
     dashes = {T: LINE_STYLES[n % len(LINE_STYLES)] for n, T in enumerate(lengths)}
@@ -423,22 +391,32 @@ def plot_curve(runs):
 def read_bias(path):
     """the file's object, each bias in it a lower triangle: NaN above the diagonal"""
     data = console.read_object(path)
-    for m in data.get("matrices") or [data]:
-        m["bias"] = triangle(path, m.get("bias"))
+    if "matrices" in data:
+        console.field(data, "matrices", console.list_of("objects", console.OBJECT), path)
+    grid = data.get("matrices", [])
+    for n, m in enumerate(grid):
+        head = console.COUNT if grid[0].get("head") != "mean" else ('"mean"', lambda v: v == "mean")
+        for name, kind in ("layer", console.COUNT), ("head", head):
+            console.field(m, name, kind, f"{path}: matrix {n}")
+    for m in grid or [data]:
+        m["bias"] = triangle(path, console.field(m, "bias", ("a list of rows", lambda v: isinstance(v, list)), path))
+    T, places = len((grid or [data])[0]["bias"]), {(m["layer"], m["head"]) for m in grid}
+    if len(places) < len(grid) or any(len(m["bias"]) != T for m in grid):
+        raise BadInput(f"{path}: matrices: expected each layer and head once, and as many rows in each")
+    tokens = f"{T} texts", lambda v: console.list_of("texts", console.TEXT)[1](v) and len(v) == T
+    for name, kind in ("pos", console.TEXT), ("tokens", tokens):
+        console.field({name: T * [""] if name == "tokens" else "", **data}, name, kind, path)
     return data
 
 
 def triangle(path, rows):
     numpy = console.need("numpy")
-    T = len(rows) if isinstance(rows, list) else 0
+    T = len(rows)
     matrix = numpy.full((T, T), math.nan)
-    for i in range(T):
-        try:
-            if not i < len(rows[i]) <= T:
-                raise ValueError
-            matrix[i, :i + 1] = rows[i][:i + 1]
-        except (TypeError, ValueError):
-            raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} numbers") from None
+    for i, row in enumerate(rows):
+        if not console.NUMBERS[1](row) or not i < len(row) <= T:
+            raise BadInput(f"{path}: row {i} of \"bias\": expected {i + 1} to {T} numbers")
+        matrix[i, :i + 1] = row[:i + 1]
     if not numpy.isfinite(matrix).any():
         raise BadInput(f"{path}: expected a \"bias\" as --dump_bias writes it, with a finite number on or below the "
                        "diagonal")
@@ -467,12 +445,8 @@ def probe_cells(runs):
     found = {}
     for run, records in runs_with(runs, "probe"):
         for r in records:
-            T, depth, share = (number(r, key) for key in ("T", "depth", "exact_share"))
-            if None not in (T, depth, share):
-                key = run, encoding_of(run, records), str(r.get("probe"))
-                found.setdefault(key, {})[T, depth] = share
-    if not found:
-        raise BadInput("no probe has a length, a depth and a share of right answers")
+            key = run, encoding_of(run, records), r["probe"]
+            found.setdefault(key, {})[r["T"], r["depth"]] = r["exact_share"]
     return found
 
 
@@ -511,13 +485,10 @@ def head_records(runs):
     found = {}
     for run, records in runs_with(runs, "head"):
         for r in records:
-            T, layer, head = (number(r, key) for key in ("T", "layer", "head"))
-            if None in (T, layer, head) or any(number(r, key) is None for key in ("entropy", "window90", "live_tiles")):
-                continue
-            model = run, str(r.get("pos")) + stretch_of(r), int(T)
-            found.setdefault(model, {})[int(layer), int(head)] = r
+            if None not in (r["entropy"], r["window90"]):
+                found.setdefault((run, r["pos"] + stretch_of(r), r["T"]), {})[r["layer"], r["head"]] = r
     if not found:
-        raise BadInput(f"{', '.join(runs)}: no record of a head has a layer, a length and its statistics")
+        raise BadInput(f"{', '.join(runs)}: no record of a head has its statistics")
     return found
 
 

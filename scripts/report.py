@@ -11,12 +11,10 @@ RUN/eval/DATA/log.jsonl, as scripts/paper.py writes them; for BERT the report al
 Means and sample standard deviations are over seeds; "-" means not run. Below a table of perplexities is the loss at
 each position of its longest windows, if the evaluation has written it (--curve). The paper's numbers are in
 scripts/paper_tables.csv; its tables without a run are named in one line. Runs that are left out (unfinished, damaged,
-not evaluated, run twice) are named on stderr. Exit code 2: bad input.
+not evaluated, run twice) are named on stderr. Exit code 2: bad input, such as a run that is damaged.
 """
 import collections
-import csv
 import glob
-import json
 import os
 import re
 import statistics
@@ -24,8 +22,7 @@ import sys
 
 import console
 import plot
-from console import BadInput
-from plot import number
+from console import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, BadInput, field
 
 NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
          "wikitext103_raw": "wikitext-103", "wikitext2_raw": "wikitext-2", "wikitext103": "wikitext-103, word-level",
@@ -35,6 +32,8 @@ NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fi
 # data whose own tables show the paper's numbers for another one too: the paper does not say which of them it used
 ALSO = {"wikitext-103, word-level": "wikitext-103", "wikitext-2, word-level": "wikitext-2", "fineweb-1B": "fineweb-10B"}
 PAPER_TABLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper_tables.csv")
+COLUMNS = {**dict.fromkeys(("table", "model", "trained_on", "evaluated_on", "metric", "encoding"), TEXT),
+           **dict.fromkeys(("trained_at", "512", "1024", "2048", "4096", "8192", "15360", "16384"), NUMBER)}
 QUOTED = "arxiv-text"                   # numbers in the arXiv version's text, which belong to no table
 # the names of layers, heads, channels and trained length in config.json, and the sizes
 FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"),
@@ -72,73 +71,79 @@ def data_name(pattern):
 def newest_options(path):
     """the flags that wrote the newest checkpoint in a directory, or this checkpoint itself"""
     checkpoints = sorted(glob.glob(os.path.join(glob.escape(path), "step_*")))
-    options = console.read_object(os.path.join((checkpoints or [path])[-1], "state.json")).get("options")
-    return options if isinstance(options, dict) else {}
+    where = os.path.join((checkpoints or [path])[-1], "state.json")
+    return field(console.read_object(where), "options", OBJECT, where)
 
 
 def loaded_options(path, options):
     """The flags of the run that this one started from, found where it was, or, if the runs have moved together, at the
     same place relative to this one: paper.py writes DATA/MODEL/POS/SEED."""
-    load = str(options.get("load", ""))
+    load = options.get("load", "")
     moved = os.path.join(path, "..", "..", "..", "..", *os.path.normpath(load).split(os.sep)[-4:])
-    for where in (load, moved):
-        try:
-            found = newest_options(where)
-            tokens = int(found["steps"]) * int(found["total_batch"])
-            return {**found, "data": data_name(found["train_files"]), "tokens": tokens}
-        except (BadInput, KeyError, TypeError, ValueError):
-            pass
+    for where in (load, moved) if load else ():
+        if glob.glob(os.path.join(glob.escape(where), "step_*")) or os.path.exists(os.path.join(where, "state.json")):
+            found = checked_options(newest_options(where), where)
+            return {**found, "data": data_name(found["train_files"]), "tokens": found["steps"] * found["total_batch"]}
     return {}
+
+
+def checked_options(options, where):
+    """the flags of a training, which are used here"""
+    needed = {"steps": COUNT, "total_batch": POSITIVE, "seed": COUNT, "pos": TEXT, "train_files": TEXT}
+    optional = {"T": POSITIVE, "pairs": TEXT, "load": TEXT, "val_files": TEXT, "qrels": TEXT}
+    for name, kind in {**needed, **optional}.items():
+        if name in options or name in needed:
+            field(options, name, kind, where)
+    return options
 
 
 def training_of(path, options, T):
     """(data, tokens, words); a model fine-tuned on groups has also learned from what it was loaded from"""
-    steps, total_batch = int(options["steps"]), int(options["total_batch"])
+    steps, total_batch = options["steps"], options["total_batch"]
     if not options.get("pairs"):
         data = data_name(options["train_files"])
         return data, steps * total_batch, f"{steps:,} steps of {total_batch:,} tokens of {data}"
     before, data = loaded_options(path, options), data_name(options["pairs"])
-    words = f"{steps:,} steps of {total_batch // int(options.get('T', T)):,} groups of {data}"
+    words = f"{steps:,} steps of {total_batch // options.get('T', T):,} groups of {data}"
     if not before:
         return data, steps * total_batch, words
-    first = f"{int(before['steps']):,} steps of {int(before['total_batch']):,} tokens of {before['data']}"
+    first = f"{before['steps']:,} steps of {before['total_batch']:,} tokens of {before['data']}"
     return f"{before['data']} + {data}", before["tokens"] + steps * total_batch, f"{first}, then for {words}"
 
 
 def encoding_of(options, config):
     """the encoding as --pos named it, or, for a model loaded without --pos, as its config.json names it"""
-    asked, own = str(options["pos"]), config.get("position")
+    asked, own = options["pos"], config.get("position")
     own = str(own.get("name", "")) if isinstance(own, dict) else ""
     return own if own and own != asked.partition(":")[0] else asked
 
 
+class LeftOut(BadInput):
+    """a run that does not count, and is not damaged"""
+
+
 def read_run(path, checkpoint):
     """the Run; raises BadInput with the reason if it does not count"""
-    config = console.read_object(os.path.join(checkpoint, "config.json"))
-    state = console.read_object(os.path.join(checkpoint, "state.json"))
-    options = state.get("options")
+    where = os.path.join(checkpoint, "config.json")
+    config = console.read_object(where)
     family = "bert" if config.get("model_type") in ("bert", "cable_bert") else "gpt2"
-    try:
-        *shape, T = (int(config[k]) for k in FAMILIES[family][0])
-        size = FAMILIES[family][1].get(tuple(shape))
-        steps, step = int(options["steps"]), int(state["step"])
-        if size:
-            model = f"{family}:{size}"
-        else:
-            model = ("bert " if family == "bert" else "") + "L{} NH{} C{}".format(*shape)
-        data, tokens, what = training_of(path, options, T)
-        run = Run(path, model, data, encoding_of(options, config), T, int(options["seed"]), steps, tokens, what,
-                  bool(options.get("pairs")), "as run" if "as_run" in os.path.abspath(path).split(os.sep) else "")
-    except (KeyError, TypeError, ValueError, ZeroDivisionError) as e:
-        raise BadInput(f"{checkpoint}: damaged: {type(e).__name__} {e} in config.json or state.json")
+    *shape, T = (field(config, name, POSITIVE, where) for name in FAMILIES[family][0])
+    size = FAMILIES[family][1].get(tuple(shape))
+    model = f"{family}:{size}" if size else "bert " * (family == "bert") + "L{} NH{} C{}".format(*shape)
+    where = os.path.join(checkpoint, "state.json")
+    state = console.read_object(where)
+    options = checked_options(field(state, "options", OBJECT, where), where)
+    steps, step = options["steps"], field(state, "step", COUNT, where)
+    data, tokens, what = training_of(path, options, T)
     if step < steps:
-        raise BadInput(f"{path}: unfinished, at step {step:,} of {steps:,}; left out")
-    return run
+        raise LeftOut(f"{path}: unfinished, at step {step:,} of {steps:,}; left out")
+    return Run(path, model, data, encoding_of(options, config), T, options["seed"], steps, tokens, what,
+               bool(options.get("pairs")), "as run" if "as_run" in os.path.abspath(path).split(os.sep) else "")
 
 
-def find_runs(directories):
-    """the finished runs below the directories, each once"""
-    runs, seen = [], set()
+def find_runs(directories, damaged=None):
+    """{finished run: its logs} below the directories, each once. damaged: gets the runs that cannot be read"""
+    runs, seen = {}, set()
     for top in directories:
         if not os.path.isdir(top):
             raise BadInput(f"{top}: no such directory")
@@ -149,9 +154,12 @@ def find_runs(directories):
             seen.add(os.path.realpath(path))
             if checkpoints:
                 try:
-                    runs.append(read_run(path, os.path.join(path, checkpoints[-1])))
+                    run = read_run(path, os.path.join(path, checkpoints[-1]))
+                    runs[run] = logs_of(run)
                 except BadInput as e:
                     complain(e)
+                    if damaged is not None and not isinstance(e, LeftOut):
+                        damaged.append(path)
             elif os.path.basename(os.path.dirname(path)) != "eval":
                 complain(f"{path}: has a log but no checkpoint; left out")
     return runs
@@ -161,14 +169,11 @@ def perplexities(log, path):
     """{(metric, T): value} of one log; the last record for each length counts"""
     found = {}
     for r in log:
-        if r.get("kind") != "extrapolation":
-            continue
-        T, ppl, stride = number(r, "T"), number(r, "ppl"), number(r, "stride")
-        if not T or not ppl:
-            complain(f"{path}: an evaluation without length or perplexity: {json.dumps(r)[:100]}")
-            continue
-        sliding = stride and stride < T
-        found["ppl" + plot.stretch_of(r) + (f", stride {stride:.0f}" if sliding else ""), int(T)] = ppl
+        if r["kind"] == "extrapolation" and r["ppl"] is None:
+            complain(f"{path}: an evaluation without perplexity at {r['T']:,}")
+        elif r["kind"] == "extrapolation":
+            sliding = f", stride {r['stride']}" if r["stride"] < r["T"] else ""
+            found["ppl" + plot.stretch_of(r) + sliding, r["T"]] = r["ppl"]
     return found
 
 
@@ -180,8 +185,9 @@ def logs_of(run):
         if not os.path.exists(os.path.join(path, "log.jsonl")):
             continue
         what = what and what.partition(".")[0]          # wikitext-103.sliding, wikitext-103.8192
-        flagged = lambda flag: data_name(str(newest_options(run.path).get(flag, "")))
-        found.append((path, plot.read_log(path), (lambda _, w=what: NAMES.get(w, w)) if what else flagged))
+        flagged = lambda flag: data_name(newest_options(run.path).get(flag, ""))
+        log = console.read_log(path, ended=True)
+        found.append((path, log, (lambda _, w=what: NAMES.get(w, w)) if what else flagged))
     return found
 
 
@@ -190,9 +196,8 @@ def position_losses(logs):
     found = {}
     for _, log, data in logs:
         for r in log:
-            T, losses = number(r, "T"), r.get("loss")
-            if r.get("kind") == "curve" and T and number(r, "stride") == T and isinstance(losses, list):
-                found.setdefault((data("val_files"), "ppl" + plot.stretch_of(r)), {})[int(T)] = losses
+            if r["kind"] == "curve" and r["stride"] == r["T"]:
+                found.setdefault((data("val_files"), "ppl" + plot.stretch_of(r)), {})[r["T"]] = r["loss"]
     return found
 
 
@@ -201,11 +206,10 @@ def measurements(run, logs):
     found = []
     for path, log, data in logs:
         found += [(data("val_files"), metric, T, value) for (metric, T), value in perplexities(log, path).items()]
-        retrieval = {int(r["T"]): r for r in log
-                     if r.get("kind") == "retrieval" and number(r, "T") and number(r, "ndcg@10") is not None}
-        found += [(data("qrels"), "ndcg@10", T, 100 * r["ndcg@10"]) for T, r in retrieval.items()]
-        scores = [number(r, "acc_norm") for r in log if r.get("kind") == "hellaswag"]
-        if scores and scores[-1] is not None:
+        retrieval = {r["T"]: r["ndcg@10"] for r in log if r["kind"] == "retrieval"}
+        found += [(data("qrels"), "ndcg@10", T, 100 * share) for T, share in retrieval.items()]
+        scores = [r["acc_norm"] for r in log if r["kind"] == "hellaswag"]
+        if scores:
             found.append(("hellaswag", "acc", run.T, 100 * scores[-1]))
     return found
 
@@ -235,9 +239,8 @@ class Table:
 
 def paper_rows():
     """the rows of the paper's tables, each with its `numbers` {T: value}"""
-    with open(PAPER_TABLES, newline="") as f:
-        rows = list(csv.DictReader(f))
-    return [{**r, "numbers": {int(T): float(v) for T, v in r.items() if T.isdigit() and v}} for r in rows]
+    rows = console.read_table(PAPER_TABLES, COLUMNS)
+    return [{**r, "numbers": {int(T): v for T, v in r.items() if T.isdigit() and v is not None}} for r in rows]
 
 
 def paper_numbers():
@@ -278,8 +281,7 @@ def quoted_numbers(tables, all_rows):
 def gather(runs):
     """(the tables, the paper's first; the runs without any measurement)"""
     paper, tables, seen, silent = paper_numbers(), {}, {}, []
-    for run in runs:
-        logs = logs_of(run)
+    for run, logs in runs.items():
         found = measurements(run, logs)
         if not found:
             silent.append(run)
@@ -441,8 +443,8 @@ Curve = collections.namedtuple("Curve", "run train val")        # train, val: [(
 def curves_of(runs):
     """{(model, data, tokens): [Curve]}, the curves in plot.py's order of encodings"""
     found = {}
-    for run in runs:
-        log = plot.read_log(run.path) if run.model.startswith("bert") else []
+    for run, logs in runs.items():
+        log = logs[0][1] if run.model.startswith("bert") else []
         train, val = plot.series(log, "train", "loss"), plot.series(log, "val", "loss")
         if train:
             found.setdefault((run.model, run.trained_on, run.tokens), []).append(Curve(run, train, val))
@@ -499,14 +501,14 @@ def draw_curves(curves):
 Speed = collections.namedtuple("Speed", "model pos T train memory generate")         # memory in GB
 
 
-def speed_of(run):
+def speed_of(run, logs):
     """the Speed of a run, None if it has not generated"""
     try:
         with open(os.path.join(run.path, "eval", "generate", "output.log"), errors="replace") as f:
-            generated = re.findall(r"tokens, ([\d.]+) tokens/s", f.read())[-1]
+            generated = re.findall(r"tokens, (\d+\.?\d*) tokens/s", f.read())[-1]
     except (OSError, IndexError):
         return None
-    log = plot.read_log(run.path)
+    log = logs[0][1]
     rates = [v for _, v in plot.series(log, "train", "tok_per_s")]
     memory = max((v / 1e9 for _, v in plot.series(log, "train", "mem")), default=None)
     settled = rates[len(rates) // 4:]                   # the first steps choose kernels and fill caches
@@ -556,9 +558,10 @@ class Page:
 
 
 def report(args):
-    runs = find_runs(args.directory)
+    damaged = []
+    runs = find_runs(args.directory, damaged)
     tables, silent = gather(runs)
-    speeds = {run: speed_of(run) for run in runs}
+    speeds = {run: speed_of(run, logs) for run, logs in runs.items()}
     curves = curves_of(runs)
     drawn = {c.run for group in curves.values() for c in group}
     for run in silent:
@@ -591,7 +594,7 @@ def report(args):
         with open(os.path.join(args.out, "report.md"), "w") as f:
             f.write(text)
         print(f"report.py: wrote {args.out}/report.md and {page.figures} figures", file=sys.stderr)
-    return 0
+    return console.EXIT_BAD_INPUT if damaged else 0
 
 
 def main(argv):

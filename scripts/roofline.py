@@ -322,7 +322,7 @@ def measured(path):
     with open(path, errors="replace") as f:
         text = f.read()
     table = text.rpartition("\nprofile of step ")[2] if "profile of step " in text else ""
-    found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
+    found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?\d+\.?\d*) +-?[\d.]+% ", table, re.M)
     if not found:
         raise BadInput(f"--measured {path}: expected the output of a run with --profile, got no table in it")
     return {(kernel, shape): (0 if calls == "-" else int(calls), float(ms)) for kernel, shape, calls, ms in found}

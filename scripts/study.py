@@ -65,17 +65,14 @@ def flags_of(words):
     return flags
 
 
-def integers(text):
-    return [int(word) for word in text.split(",")]
-
-
 def parse(argv):
     p = console.parser(__doc__, usage="study.py [--flag value...]...")
     p.add_argument("--encodings", nargs="+", required=True, metavar="NAME", help="encodings, or all")
-    p.add_argument("--seeds", nargs="+", type=integers, default=[[42]], metavar="N", help="seeds [42]")
-    p.add_argument("--lengths", nargs="+", type=integers, required=True, metavar="T", help="lengths to train at")
+    p.add_argument("--seeds", nargs="+", type=console.naturals, default=[[42]], metavar="N", help="seeds [42]")
+    p.add_argument("--lengths", nargs="+", type=console.naturals, required=True, metavar="T",
+                   help="lengths to train at")
     p.add_argument("--models", nargs="+", required=True, metavar="SIZE", help="sizes, by name or as L,NH,C")
-    p.add_argument("--eval_lengths", nargs="+", type=integers, default=[], metavar="T",
+    p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[], metavar="T",
                    help="lengths to evaluate at [the trained ones, 2 and 4 times the longest]")
     p.add_argument("--eval_tokens", default="0", help="evaluate at most this many tokens; 0 = all [0]")
     p.add_argument("--sliding", type=int, default=0, metavar="S", help="also perplexity in windows S tokens apart")
@@ -225,8 +222,7 @@ def check(jobs):
 
 def records(command, kind):
     """{T: record} of this kind as an evaluation has logged them; the last one of a length counts"""
-    found = {plot.number(r, "T"): r for r in plot.read_log(command.out) if r.get("kind") == kind}
-    return {int(T): r for T, r in found.items() if T}
+    return {r["T"]: r for r in console.read_log(command.out, kind)}
 
 
 # Of all runs. cells and sliding: {(model, trained length, encoding): {T: [perplexity for each seed]}}, in windows that
@@ -247,13 +243,13 @@ def gather(jobs):
         commits.update({runqueue.commit_of(c): None for c in finished.values()})
         for title, row in zip(("evaluate", "sliding"), rows):
             for T, r in records(finished[title], "extrapolation").items() if title in finished else ():
-                if T in integers(finished[title].flags["eval_lengths"]) and plot.number(r, "ppl"):
+                if T in console.naturals(finished[title].flags["eval_lengths"]) and r["ppl"] is not None:
                     row.setdefault(T, []).append(r["ppl"])
         for T, r in records(finished["positions"], "curve").items() if "positions" in finished else ():
             for positions, loss in plot.octaves(r["loss"]).items():
                 rows[2].setdefault(T, {}).setdefault(positions, []).append(loss)
         for T, r in records(finished["evaluate"], "evaluation_speed").items():
-            for name in SPEEDS:
+            for name in SPEEDS if None not in (r["tok_per_s"], r["mem"]) else ():
                 rows[3].setdefault(T, {}).setdefault(name, []).append(r[name])
     results.commits.extend(commits)
     return results

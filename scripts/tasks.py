@@ -21,9 +21,7 @@ percentage points: the mean over the seeds with which both have learned, and whe
 """
 import collections
 import itertools
-import json
 import os
-import re
 import shlex
 import statistics
 import subprocess
@@ -70,12 +68,13 @@ def results(args, jobs):
         train, = job.commands
         if not runqueue.is_done(train):
             continue
-        with open(os.path.join(train.out, "log.jsonl"), encoding="utf-8") as f:
-            rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
-                      "seed": case.seed, "trained": generators.trained_length(case.task, args.length),
-                      **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")},
-                      "accuracy": f"{r['accuracy']:.4f}", "loss": f"{r['loss']:.4f}", "steps": train.flags["steps"]}
-                     for r in map(json.loads, f) if r["kind"] == "task"]
+        last = {r["file"]: r for r in console.read_log(train.out, "task")}
+        rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
+                  "seed": case.seed, "trained": generators.trained_length(case.task, args.length),
+                  **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")},
+                  "accuracy": f"{r['accuracy']:.4f}", "loss": "" if r["loss"] is None else f"{r['loss']:.4f}",
+                  "steps": train.flags["steps"]}
+                 for r in last.values()]
     return rows
 
 
@@ -216,7 +215,7 @@ def parse(argv):
     p = console.parser(__doc__)
     p.add_argument("--pos", help="encodings, separated by commas [all of train_gpt2 --help]")
     p.add_argument("--tasks", help="tasks, separated by commas [all of data/tasks.py]")
-    p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
+    p.add_argument("--seeds", type=console.naturals, default=[1, 2, 3], help="seeds of the models [1,2,3]")
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                    help="run the Kth of N parts of the cases [1/1]")
     p.add_argument("--model", default="3,4,64", help="layers, heads, width [3,4,64]")
@@ -232,8 +231,6 @@ def parse(argv):
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
-    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", args.seeds):
-        raise BadInput(f"--seeds: expected numbers separated by commas, got {args.seeds}")
     args.out = os.path.abspath(args.out)
     args.data = os.path.join(args.out, "data")
     return args
@@ -246,8 +243,7 @@ def main(argv):
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
     chosen(",".join(args.compare), pos, "--compare")
-    seeds = [int(s) for s in args.seeds.split(",")]
-    cases = [Case(t, p, s) for s in seeds for p in pos for t in names]
+    cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
     jobs, code = {case: job_of(args, case) for case in cases}, 0
     if not args.summary:
         mine = [jobs[case] for case in ledger.share(args.part, cases)]

@@ -23,7 +23,7 @@ import sys
 import compare
 import console
 import ledger
-from console import BadInput
+from console import COUNT, PERCENT, POSITIVE, SHARE, TEXT, BadInput, naturals
 
 ROOT = ledger.ROOT
 WIDTH = 5.0
@@ -33,7 +33,7 @@ Row = collections.namedtuple("Row", "pos task cells measure source flags minutes
 
 
 def wrong_bits(row):
-    return 100 * (1 - float(row["accuracy"]))
+    return 100 * (1 - row["accuracy"])
 
 
 FLIP_FLOP = {"model": "1,2,64", "length": 32, "B": 16, "steps": 30_000, "lr": "1e-2", "examples": 160_000}
@@ -66,16 +66,22 @@ def verdicts(name, results):
     """a line for each number; results: the rows of --results"""
     for task, (published, spread) in ROWS[name].cells.items():
         here = [r for r in results if r["row"] == name and r["task"] == task]
-        numbers = [float(r["percent"]) for r in here]
+        numbers = [r["percent"] for r in here]
         least, most = interval(numbers)
         yield (f"{task}: {word(published, spread, (least, most))}: published {published:g} %, ours "
                f"{statistics.mean(numbers):.3g} % [{least:.3g}, {most:.3g}], seeds "
-               f"{', '.join(r['seed'] for r in here)}, commit {', '.join(sorted({r['commit'] for r in here}))}")
+               f"{', '.join(str(r['seed']) for r in here)}, commit {', '.join(sorted({r['commit'] for r in here}))}")
+
+
+def found(args):
+    """the rows of --results"""
+    columns = {"row": TEXT, "task": TEXT, "seed": COUNT, "commit": TEXT, "percent": PERCENT}
+    return ledger.read(args.results, columns, ("row", "task", "seed"))
 
 
 def recorded(name, args):
     """the (task, seed) of a row that --results has a number of"""
-    return {(r["task"], r["seed"]) for r in ledger.read(args.results) if r["row"] == name}
+    return {(r["task"], r["seed"]) for r in found(args) if r["row"] == name}
 
 
 def train(name, seed, args):
@@ -83,9 +89,12 @@ def train(name, seed, args):
     row, out = ROWS[name], os.path.join(args.out, name)
     words = [w for flag, value in row.flags.items() for w in (f"--{flag}", str(value))]
     code = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--tasks", row.task, "--pos",
-                           row.pos, "--seeds", seed, "--jobs", "1", "--out", out, *words]).returncode
+                           row.pos, "--seeds", str(seed), "--jobs", "1", "--out", out, *words]).returncode
     kept = recorded(name, args)
-    for r in ledger.read(os.path.join(out, "tasks.csv")) if code == 0 else ():
+    columns = {"task": TEXT, "length": POSITIVE, "trained": POSITIVE, "accuracy": SHARE, "exact": COUNT,
+               "examples": POSITIVE, "commit": TEXT}
+    rows = ledger.read(os.path.join(out, "tasks.csv"), columns, ("task", "pos", "seed", "length")) if code == 0 else ()
+    for r in rows:
         if r["task"] in row.cells and r["length"] == r["trained"] and (r["task"], seed) not in kept:
             ledger.append(args.results, {"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
                                          "percent": f"{row.measure(r):.4g}"})
@@ -95,7 +104,7 @@ def train(name, seed, args):
 def main(argv):
     p = console.parser(__doc__)
     p.add_argument("rows", nargs="*", metavar="ROW", help="of those that are listed without one")
-    p.add_argument("--seeds", default="1,2,3", help="seeds of the models [1,2,3]")
+    p.add_argument("--seeds", type=naturals, default=[1, 2, 3], help="seeds of the models [1,2,3]")
     p.add_argument("--results", default=os.path.join(ROOT, "dev", "results", "verdicts.csv"),
                    help="what was found so far [dev/results/verdicts.csv]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "verdict"), help="the runs [build/verdict]")
@@ -112,12 +121,12 @@ def main(argv):
         print("The paper's tables: scripts/paper.py table1 --dry_run has their hours of a GPU; then scripts/report.py")
     for name in args.rows:
         kept = recorded(name, args)
-        for seed in args.seeds.split(","):
+        for seed in args.seeds:
             code = 0 if kept.issuperset((task, seed) for task in ROWS[name].cells) else train(name, seed, args)
             if code != 0:
                 return code
         print(f"{name}: {ROWS[name].source}")
-        for line in verdicts(name, ledger.read(args.results)):
+        for line in verdicts(name, found(args)):
             print(f"  {line}")
     return 0
 

@@ -1,6 +1,5 @@
 """bench.py -- what dev/bench/run.sh measures: it builds the trainers, finds PyTorch and starts this."""
 import csv
-import json
 import os
 import platform
 import random
@@ -69,7 +68,7 @@ def step_ms(shape, pos):
     """milliseconds of each step"""
     command, out = trainer(shape, pos, SHAPES[shape][5])
     run(command)
-    return [r["ms"] for r in map(json.loads, open(f"{out}/log.jsonl")) if r["kind"] == "train"]
+    return [r["ms"] for r in console.read_log(out, "train", ended=True)]
 
 
 def ours(shape, pos):

@@ -62,6 +62,8 @@ def config_of(state, T):
         NH, _ = state[LAYER + "0.attn.cable.c.weight"].shape
     except (KeyError, ValueError) as e:
         raise BadInput(f"expected a GPT-2 with CABLE: {e} is missing, or not a matrix") from None
+    if not C or not NH or C % NH:
+        raise BadInput(f"{WTE}: expected columns, a multiple of the {NH} heads, got {C}")
     padded = (VOCAB + 127) // 128 * 128
     if rows != padded:
         raise BadInput(f"{WTE}: expected {padded} rows, GPT-2's {VOCAB} and padding, got {rows}")

@@ -3,6 +3,7 @@ code."""
 import glob
 import hashlib
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -86,10 +87,47 @@ class TestConsole(Folder):
             self.assertLess(len(str(caught.exception)), 300)
         console.write_whole(path, '{"a": "ü"}')
         self.assertEqual((console.read_object(path), os.listdir(self.folder)), ({"a": "ü"}, ["a.json"]))
+        for text in ('{"a": 1e999}', '{"a": -Infinity}', '{"a": 1' + "0" * 400 + "}"):
+            self.write("a.json", text)
+            self.assertRaisesRegex(console.BadInput, "a.json: expected a JSON object", console.read_object, path)
         os.mkfifo(self.path("fifo"))
         for name in ("fifo", "none", "a\0b", "."):
             self.assertRaises(console.BadInput, console.read_object, self.path(name))
         self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
+
+    def test_logs_and_tables(self):
+        """a refusal names file, line and field"""
+        log = ['{"kind":"train","step":0,"loss":3}', '{"kind":"val","step":1,"loss":null,"more":[]}']
+        path = self.write("run/log.jsonl", "\n".join([*log, '{"kind":"tr']))
+        self.assertEqual([r["step"] for r in console.read_log(self.path("run"))], [0, 1])
+        self.assertEqual([r["step"] for r in console.read_log(path, "val")], [1])
+        self.assertRaisesRegex(console.BadInput, "line 3: expected a JSON object", console.read_log, path, ended=True)
+        for line, says in (('{"kind":"train","step":0', "expected a JSON object"), ("[1]", "expected a JSON object"),
+                           ("", "expected a JSON object"), ('{"kind":"trajn"}', "kind: expected one of config, "),
+                           ('{"kind":"train","step":0}', "loss: expected a number, got none"),
+                           ('{"kind":"train","step":"0","loss":1}', 'step: expected a whole number, got "0"'),
+                           ('{"kind":"train","step":0,"loss":true}', "loss: expected a number, got true"),
+                           ('{"kind":"train","step":0,"loss":1,"lr":"x"}', 'lr: expected a number, got "x"'),
+                           ('{"kind":"curve","pos":"a","T":2,"stride":2,"loss":[1]}', "loss: expected 2 numbers")):
+            self.write("run/log.jsonl", "\n".join([log[0], line, log[1], ""]))
+            self.assertRaisesRegex(console.BadInput, "log.jsonl: line 2: " + re.escape(says), console.read_log, path)
+        columns = {"name": console.TEXT, "share": console.PERCENT, "of": console.NUMBER}
+        path = self.write("a.csv", "name,share,of,more\n01,1,,x\nb,2.5,-1e3,y\n")
+        self.assertEqual(console.read_table(path, columns, ("name",)),
+                         [{"name": "01", "share": 1, "of": None, "more": "x"},
+                          {"name": "b", "share": 2.5, "of": -1000, "more": "y"}])
+        for text, says in (("", "line 1: expected the names"), ("name,share\n", "line 1: of: expected one column"),
+                           ("name,share,of,of\n", "line 1: of: expected one column of this name, got 2"),
+                           ("name,share,of\na,1,1\na,1\n", "line 3: expected 3 columns"),
+                           ("name,share,of\na,1,1\nb,1,1", "line 3: expected 3 columns, it has no end"),
+                           ('name,share,of\na,1,"1\nb', "line 3: expected 3 columns"),
+                           ("name,share,of\na,nan,1\n", 'line 2: share: expected a number from 0 to 100, got "nan"'),
+                           ("name,share,of\na,101,1\n", "line 2: share: expected a number from 0 to 100, got 101"),
+                           ("name,share,of\na,01,1\n", 'line 2: share: expected a number from 0 to 100, got "01"'),
+                           ("name,share,of\na,1,1\na,1,1\n", "line 3: name: expected a row of its own, got line 2")):
+            self.write("a.csv", text)
+            with self.assertRaisesRegex(console.BadInput, "a.csv: " + re.escape(says)):
+                console.read_table(path, columns, ("name",))
 
 
 if __name__ == "__main__":

@@ -467,7 +467,8 @@ class Authors(Case):
             text = f.read()
         files = [("s.pt", {"model": s}) for s in (
             {**state, "transformer.h.1000000000.attn.c_attn.weight": torch.zeros(24, 8)}, {**state, cable: "c"},
-            {**state, cable: torch.zeros(8)}, {**state, cable: torch.zeros(3, 8)}, [1], {})]
+            {**state, cable: torch.zeros(8)}, {**state, cable: torch.zeros(3, 8)}, {**state, cable: torch.zeros(0, 8)},
+            {**state, "transformer.wte.weight": torch.zeros(50304, 0)}, [1], {})]
         files += [("s.pt", text[:-1]), ("s.pt", b"PK\3\4"), ("s.safetensors", b""), ("s.safetensors", text[:-1]),
                   ("s.safetensors", text.replace(b'"F32"', b'"I16"', 1))]
         for n, (name, content) in enumerate(files):

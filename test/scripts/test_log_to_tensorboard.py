@@ -18,7 +18,7 @@ from folder import SCRIPTS, Folder  # noqa: E402
 LOG = [{"kind": "config", "time": "2026-01-31", "flags": {"lr": 0.1}},
        {"kind": "train", "step": 3, "loss": 2.5, "lr": 0.125},
        {"kind": "val", "step": 4, "loss": None},
-       {"kind": "extrapolation", "pos": "cable", "T": 64, "ppl": 7}]
+       {"kind": "extrapolation", "pos": "cable", "T": 64, "stride": 64, "ppl": 7}]
 VALUES = {("train/loss", 3): 2.5, ("train/lr", 3): 0.125, ("extrapolation/ppl at T 64", 4): 7.0}
 
 
@@ -45,7 +45,7 @@ class LogToTensorboard(Folder):
 
     def copied(self, *args):
         """the log, with a line that a crash has cut short, goes to one of the two"""
-        self.write("run/log.jsonl", '{"kind":\n'.join(json.dumps(r) + "\n" for r in LOG))
+        self.write("run/log.jsonl", ''.join(json.dumps(r) + "\n" for r in LOG) + '{"kind":')
         r = self.run_script("run", *args, WANDB_MODE="offline")
         self.assertEqual(r.returncode, 0, r.stderr)
         self.assertIn("run: 4 records", r.stdout)

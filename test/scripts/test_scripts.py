@@ -652,7 +652,7 @@ class TestReport(Folder):
 
     def test_word_level_and_sliding_are_tables_of_their_own(self):
         self.run_of("g", pos="cable_v1")
-        record = {"kind": "extrapolation", "T": 1024}
+        record = {"kind": "extrapolation", "pos": "cable_v1", "T": 1024}
         table, also = "the arXiv version's generalization table", "its numbers for"
         wanted = {}         # {heading: (ours, the paper's or None)}; each table has a number of its own
         for n, (what, name, theirs, caption) in enumerate((
@@ -716,7 +716,8 @@ class TestReport(Folder):
 
     def test_generalization(self):
         run = self.run_of("g", pos="cable_v1", model=(12, 12, 768), ppl={1024: 33.0}, what="fineweb")
-        self.write("g/eval/wikitext-2/log.jsonl", '{"kind":"extrapolation","T":1024,"stride":1024,"ppl":51.5}\n')
+        self.write("g/eval/wikitext-2/log.jsonl", '{"kind":"extrapolation","pos":"x","T":1024,"stride":1024,'
+                   '"ppl":51.5}\n')
         self.write("g/eval/hellaswag/log.jsonl", '{"kind":"hellaswag","step":0,"acc_norm":0.31375}\n')
         out, err = self.report()
         self.assertIn("on fineweb-10B (the arXiv version's generalization table)", out)
@@ -825,8 +826,9 @@ class TestReport(Folder):
         self.assertEqual(out.count("!["), 2)
 
     def test_what_is_left_out_is_named(self):
-        self.run_of("good", ppl={512: 17.0}, lines=['{"kind":"tra',
-                                                    '{"kind":"extrapolation","T":1024,"stride":1024,"ppl":null}'])
+        lines = ['{"kind":"tra', '{"kind":"extrapolation","pos":"cable","T":1024,"stride":1024,"ppl":null}']
+        self.run_of("good", ppl={512: 17.0}, lines=lines[1:])
+        self.run_of("hurt", pos="fire", ppl={512: 17.0}, lines=lines)
         self.run_of("half", pos="alibi", step=4, ppl={512: 1.0})
         self.run_of("mute", pos="rope")
         self.run_of("twin", ppl={512: 99.0})
@@ -834,10 +836,10 @@ class TestReport(Folder):
         self.write("torn/step_00000010/config.json", "{")
         self.write("torn/log.jsonl", "")
         self.write("early/log.jsonl", "")
-        out, err = self.report()
+        out, err = self.report(code=2)
         self.assertIn("| cable | 1 | 17.00 |", out)
-        for text in ("good/log.jsonl: lines skipped because they are not JSON objects: 1 (line 2)",
-                     "good: an evaluation without length or perplexity", "half: unfinished, at step 4 of 10",
+        for text in ("good: an evaluation without perplexity at 1,024", "half: unfinished, at step 4 of 10",
+                     "hurt/log.jsonl: line 2: expected a JSON object",
                      "mute: finished, but not evaluated", "twin: the same as", "broken/step_00000010/state.json",
                      "torn/step_00000010/config.json: expected a JSON object", "early: has a log but no checkpoint"):
             self.assertIn(text, err)
@@ -848,6 +850,14 @@ class TestReport(Folder):
         code, _, err = called(report.main, self.path("nowhere"))
         self.assertEqual((code, "nowhere: no such directory" in err), (2, True))
         self.report(code=2)
+        options = {"steps": 10, "total_batch": 100, "train_files": "a", "pos": "cable", "seed": 1}
+        state = {"step": 10, "options": options}
+        for old, new, says in (('"steps": 10', '"steps": Infinity', ".*Infinity is not a finite number"),
+                               ('"seed": 1', '"seed": "1"', 'seed: expected a whole number, got "1"'),
+                               (' "pos": "cable",', "", "pos: expected a text, got none")):
+            self.run_of("run", ppl={512: 17.0})
+            self.write("run/step_00000010/state.json", json.dumps(state).replace(old, new))
+            self.assertRegex(self.report(code=2)[1], r"\Areport.py: .*state.json: " + says)
 
 
 @unittest.skipUnless(HAS_TRAINER and HAS_BERT, "the trainers are not built")

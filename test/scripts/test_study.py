@@ -69,8 +69,8 @@ if "eval_lengths" in flags:
                 ppl -= 1 - stride / T
                 f.write(json.dumps({"kind": "extrapolation", "pos": "x", "T": T, "stride": stride, "ppl": ppl}) + "\n")
                 if "measured" in flags["load"]:
-                    f.write(json.dumps({"kind": "evaluation_speed", "T": T, "ms": 3, "tok_per_s": 1000 * seed + T,
-                                        "mem": 2e6 * seed + 4e5}) + "\n")
+                    f.write(json.dumps({"kind": "evaluation_speed", "pos": "x", "T": T, "ms": 3,
+                                        "tok_per_s": 1000 * seed + T, "mem": 2e6 * seed + 4e5}) + "\n")
                 if "curve" in flags:
                     losses = [seed + 1 / (t + 1) for t in range(T)]
                     losses[1] = None
