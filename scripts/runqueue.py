@@ -56,6 +56,28 @@ def arguments(command, gpus=1):
     return (launcher(gpus) if gpus > 1 and command.ranks else []) + words
 
 
+def flags_of(words):
+    """{flag: value} of words that the trainers take, --flag value or --flag=value; a flag without a value has None"""
+    flags, name = {}, None
+    for word in words:
+        if word.startswith("--"):
+            name, joined, value = word[2:].partition("=")
+            if name in flags:
+                raise BadInput(f"--{name}: is given twice")
+            flags[name] = value if joined else None
+        elif name is None or flags[name] is not None:
+            raise BadInput(f"{word}: expected a flag, because --{name} has its value" if name else
+                           f"{word}: expected a flag")
+        else:
+            flags[name] = word
+    return flags
+
+
+def encodings_of(text):
+    """the encodings in a list; a comma before key=value belongs to an encoding, as the trainers read --pos"""
+    return re.split(r",(?![^,:+]*=)", text)
+
+
 def settings_of(command):
     """what identifies the result of a command: its title and its flags"""
     free = (*FREE, "val_files") if "resume" in command.flags else FREE          # an evaluation is of its files

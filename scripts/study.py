@@ -47,24 +47,6 @@ DEFAULTS = {"B": "8", "lr": "1e-3", "warmup": "0", "final_lr": "0.1", "weight_de
 # ----------------------------------------------------------------------------------------------------------
 # what was requested
 
-def flags_of(words):
-    """{flag: value} of the trainer's flags; a flag without a value has None"""
-    flags, name = {}, None
-    for word in words:
-        if word.startswith("--"):
-            name = word[2:]
-            flags[name] = None
-        elif name is None or flags[name] is not None:
-            raise BadInput(f"{word}: expected a flag; only --encodings, --seeds, --lengths, --models and "
-                           "--eval_lengths have several values")
-        else:
-            flags[name] = word
-    for name in flags:
-        if name in OWN:
-            raise BadInput(f"--{name}: expected {OWN[name]}")
-    return flags
-
-
 def parse(argv):
     p = console.parser(__doc__, usage="study.py [--flag value...]...")
     p.add_argument("--encodings", nargs="+", required=True, metavar="NAME", help="encodings, or all")
@@ -84,7 +66,9 @@ def parse(argv):
     p.add_argument("--verbose", action="store_true", help="show the trainer's output (with --jobs 1)")
     p.add_argument("--dry_run", action="store_true", help="print the commands; run nothing")
     args, rest = p.parse_known_args(argv)
-    args.flags = flags_of(rest)
+    args.flags = runqueue.flags_of(rest)
+    for name in args.flags.keys() & OWN.keys():
+        raise BadInput(f"--{name}: expected {OWN[name]}")
     for name in ("seeds", "lengths", "eval_lengths"):
         setattr(args, name, list(dict.fromkeys(n for some in getattr(args, name) for n in some)))
     args.eval_lengths = sorted(args.eval_lengths or {*args.lengths, 2 * max(args.lengths), 4 * max(args.lengths)})

@@ -202,19 +202,20 @@ def report(args, rows, order):
         print(f"{stem}.md; no figure: {e}")
 
 
-def chosen(text, known, flag, also=lambda name: False):
-    """the names in a list; also: whether a name that is not among the known ones is right all the same"""
-    found = text.split(",") if text else list(known)
-    for name in found:
-        if name.split(":")[0] not in known and not also(name):
+def chosen(names, known, flag, also=lambda name: False):
+    """these names, or all known ones; also: whether a name that is not among the known ones is right all the same"""
+    for name in names:
+        if name not in known and not also(name):
             raise BadInput(f"{flag}: expected some of {', '.join(known)}, got {name}")
-    return found
+    return list(dict.fromkeys(names or known))
 
 
 def parse(argv):
     p = console.parser(__doc__)
-    p.add_argument("--pos", help="encodings, separated by commas [all of train_gpt2 --help]")
-    p.add_argument("--tasks", help="tasks, separated by commas [all of data/tasks.py]")
+    p.add_argument("--pos", type=runqueue.encodings_of, default=[],
+                   help="encodings, separated by commas [all of train_gpt2 --help]")
+    p.add_argument("--tasks", type=lambda text: text.split(","), default=[],
+                   help="tasks, separated by commas [all of data/tasks.py]")
     p.add_argument("--seeds", type=console.naturals, default=[1, 2, 3], help="seeds of the models [1,2,3]")
     p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
                    help="run the Kth of N parts of the cases [1/1]")
@@ -242,7 +243,7 @@ def main(argv):
     order = console.encodings(runqueue.help_of(trainer))
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
-    chosen(",".join(args.compare), pos, "--compare")
+    chosen(args.compare, pos, "--compare")
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
     jobs, code = {case: job_of(args, case) for case in cases}, 0
     if not args.summary:

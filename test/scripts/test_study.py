@@ -535,8 +535,19 @@ class TestWords(Fake):
                                self.parsed, *odd[:4], "--lengths", "96", "64", "--total_batch", "256")
         self.assertEqual(self.parsed(*odd[:3], "96", "--total_batch", "960").flags["B"], "8")
 
+    def test_flags_as_the_trainers_take_them(self):
+        self.study("--encodings", "one", "--val_files=x/b.txt", "--lr=2e-3", "--eval.stride=16", seeds="1")
+        flags = [c["flags"] for c in self.calls() + self.calls(of="evaluate")]
+        self.assertEqual([f["val_files"] for f in flags], 2 * ["x/b.txt"])
+        self.assertEqual((flags[0]["lr"], flags[1]["stride"]), ("2e-3", "16"))
+        self.assertEqual(runqueue.flags_of(["--a=b=c", "--d", "--e", "-1", "--f="]),
+                         {"a": "b=c", "d": None, "e": "-1", "f": ""})
+        self.assertRaisesRegex(runqueue.BadInput, "--a: is given twice", runqueue.flags_of, ["--a", "1", "--a=2"])
+        self.assertEqual(runqueue.encodings_of("a,b:c=1,d=2,e+f:g=1e+3,h=2,i"),
+                         ["a", "b:c=1,d=2", "e+f:g=1e+3,h=2", "i"])
+
     def test_refusals(self):
-        for words, naming in ((("--seed", "3"), "--seed: expected --seeds"), (("--T", "3"), "--T: expected --lengths"),
+        for words, naming in ((("--seed", "3"), "--seed: expected --seeds"), (("--T=3",), "--T: expected --lengths"),
                               (("--pos", "one"), "--encodings"), (("--lr", "1", "2"), "2: expected a flag"),
                               (("--trainer", self.path("nowhere")), "nowhere: No such file"),
                               (("--resume", "1"), "resumes by itself"), (("--jobs", "-1"), "expected positive")):

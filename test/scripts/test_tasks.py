@@ -287,7 +287,8 @@ os.makedirs(a["--out"], exist_ok=True)
 with open(os.path.join(a["--out"], "log.jsonl"), "w") as f:
     for i, path in enumerate(sorted(glob.glob(a["--tasks"]))):
         n = int(path[-8:-4])
-        share = {"none": 90, "cable": 100 - 20 * i, "rope": 96 - 32 * i + int(a["--seed"]), "alias": 0}[a["--pos"]]
+        pos = a["--pos"].split(":")[0]
+        share = {"none": 90, "cable": 100 - 20 * i, "rope": 96 - 32 * i + int(a["--seed"]), "alias": 0}[pos]
         if a["--pos"] == "rope" and i == 3:
             continue
         share = max(0, share)
@@ -375,6 +376,8 @@ class Table(Folder):
                       self.run_it("--compare", "cable", "kable", code=2))
         self.assertIn("no results yet", self.run_it("--summary", code=2))
         self.run_it("--pos", "alias", "--tasks", "copy", "--seeds", "1")        # as fox, which no list has
+        self.run_it("--pos", "cable:a=1,b=2,none", "--tasks", "copy", "--seeds", "1,01,1")
+        self.assertEqual([r["pos"] for r in self.rows()], 4 * ["cable:a=1,b=2"] + 4 * ["none"])
         self.assertIn("/nowhere: No such file or directory; build it with make",
                       self.run_it("--trainer", "/nowhere", code=2))
 
