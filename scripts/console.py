@@ -385,15 +385,20 @@ def weights_sha256(checkpoint):
         return sha256_of(f)
 
 
-def write_whole(path, text):
-    """writes a file; a kill or a power failure at any moment leaves the old one or the new one"""
+def write_whole(path, content):
+    """Writes a text or bytes. A kill or a power failure at any moment leaves the old file or the new one; a link is
+    followed. A device or a pipe is written into."""
+    replaced = os.path.isfile(path) or not os.path.exists(path)
+    target = os.path.realpath(path) if replaced else path
     try:
-        with open(path + ".tmp", "w", encoding="utf-8") as f:
-            f.write(text)
+        with open(target + ".tmp" * replaced, "wb") as f:
+            f.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
             f.flush()
-            os.fsync(f.fileno())
-        os.replace(path + ".tmp", path)
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.remove(path + ".tmp")
-        raise
+            if replaced:
+                os.fsync(f.fileno())
+                os.replace(target + ".tmp", target)
+    except OSError as e:
+        if replaced:
+            with contextlib.suppress(OSError):
+                os.remove(target + ".tmp")
+        raise OSError(e.errno, e.strerror, path) from None

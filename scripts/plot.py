@@ -14,6 +14,7 @@ written. Exit code 2: bad input.
 """
 import colorsys
 import glob
+import io
 import math
 import os
 import re
@@ -152,6 +153,16 @@ def figure(width=8.0, height=4.5, **kwargs):
                          "grid.color": "#DDDDDD", "grid.linewidth": 0.7, "axes.axisbelow": True,
                          "legend.frameon": False, "lines.linewidth": 1.8, "savefig.dpi": 150})
     return plt.subplots(figsize=(width, height), constrained_layout=True, **kwargs)
+
+
+def save(fig, path, **more):
+    """writes a figure in the format that the name ends with, PNG if it has no ending"""
+    image = io.BytesIO()
+    try:
+        fig.savefig(image, format=os.path.splitext(path)[1][1:] or "png", **more)
+    except ValueError as e:                         # an unknown format
+        raise BadInput(f"{path}: {e}") from None
+    console.write_whole(path, image.getvalue())
 
 
 def length_axis(ax, lengths):
@@ -592,10 +603,7 @@ def main(argv):
     if args.normalize and args.figure != "bias":
         raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
     fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
-    try:
-        fig.savefig(out)
-    except (OSError, ValueError) as e:              # unwritable path, unknown image type
-        raise BadInput(f"{out}: {e}")
+    save(fig, out)
     print(out)
 
 

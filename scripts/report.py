@@ -552,7 +552,7 @@ class Page:
         """a section, and below it the figure that draw(*data) makes, if draw is not None"""
         self.lines += lines
         if self.directory and draw:
-            draw(*data).savefig(os.path.join(self.directory, name + ".png"))
+            plot.save(draw(*data), os.path.join(self.directory, name + ".png"))
             self.lines += [f"![{caption}]({name}.png)", ""]
             self.figures += 1
 
@@ -591,8 +591,7 @@ def report(args):
     text = "\n".join(page.lines)
     print(text)
     if args.out:
-        with open(os.path.join(args.out, "report.md"), "w") as f:
-            f.write(text)
+        console.write_whole(os.path.join(args.out, "report.md"), text)
         print(f"report.py: wrote {args.out}/report.md and {page.figures} figures", file=sys.stderr)
     return console.EXIT_BAD_INPUT if damaged else 0
 

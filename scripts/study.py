@@ -17,7 +17,6 @@ first table for LaTeX (booktabs), and study.png and study_positions.png draw the
 OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too. docs/studies.md has more.
 """
 import collections
-import csv
 import itertools
 import math
 import os
@@ -30,6 +29,7 @@ import textwrap
 import compare
 
 import console
+import ledger
 import plot
 import report
 import runqueue
@@ -319,27 +319,25 @@ def comparisons(args, jobs):
     return lines
 
 
-def write_csv(path, args, results):
-    with open(path, "w", newline="") as f:
-        w = csv.writer(f, lineterminator="\n")
-        w.writerow(["model", "trained_at", "encoding", "T", "mean", "std", "n", "commit", "command", "what",
-                    "positions"])
+def rows_of(args, results):
+    """the rows of study.csv"""
+    def row(key, T, values, what, positions=""):
+        (model, trained_at, encoding), deviation = key, plot.spread(values)
+        return {"model": model, "trained_at": trained_at, "encoding": encoding, "T": T,
+                "mean": f"{statistics.fmean(values):.6g}", "std": "" if deviation is None else f"{deviation:.6g}",
+                "n": len(values), "commit": " ".join(results.commits), "command": args.command, "what": what,
+                "positions": positions}
 
-        def write(key, T, values, what, positions=""):
-            deviation = plot.spread(values)
-            w.writerow([*key, T, f"{statistics.fmean(values):.6g}", "" if deviation is None else f"{deviation:.6g}",
-                        len(values), " ".join(results.commits), args.command, what, positions])
-
-        for key in results.cells:
-            for what, cells in ("ppl", results.cells), (f"ppl, stride {args.sliding}", results.sliding):
-                for T, values in sorted(cells.get(key, {}).items()):
-                    write(key, T, values, what)
-            for T, of_positions in sorted(results.positions.get(key, {}).items()):
-                for positions, values in sorted(of_positions.items()):
-                    write(key, T, values, "loss", range_text(positions).replace(",", ""))
-            for T, measured in sorted(results.speeds.get(key, {}).items()):
-                for name, values in measured.items():
-                    write(key, T, values, name)
+    for key in results.cells:
+        for what, cells in ("ppl", results.cells), (f"ppl, stride {args.sliding}", results.sliding):
+            for T, values in sorted(cells.get(key, {}).items()):
+                yield row(key, T, values, what)
+        for T, of_positions in sorted(results.positions.get(key, {}).items()):
+            for positions, values in sorted(of_positions.items()):
+                yield row(key, T, values, "loss", range_text(positions).replace(",", ""))
+        for T, measured in sorted(results.speeds.get(key, {}).items()):
+            for name, values in measured.items():
+                yield row(key, T, values, name)
 
 
 def panels(args, plot_row, rows):
@@ -423,11 +421,9 @@ def write_results(args, jobs):
     text, path = markdown(args, results), os.path.join(args.out, "study")
     if args.compare:
         text += "\n" + "\n".join(comparisons(args, jobs)) + "\n"
-    with open(path + ".md", "w") as f:
-        f.write(text)
-    with open(path + ".tex", "w") as f:
-        f.write(latex(perplexities(args, results.cells)))
-    write_csv(path + ".csv", args, results)
+    console.write_whole(path + ".md", text)
+    console.write_whole(path + ".tex", latex(perplexities(args, results.cells)))
+    ledger.write(path + ".csv", list(rows_of(args, results)))
     print("\n" + text)
     written = f"{path}.md, {path}.tex, {path}.csv"
     try:
@@ -435,7 +431,7 @@ def write_results(args, jobs):
         if any(results.positions.values()):
             figures[path + "_positions.png"] = draw_positions
         for name, drawing in figures.items():
-            drawing(args, results).savefig(name, metadata={"Description": f"{results.commits}: {args.command}"})
+            plot.save(drawing(args, results), name, metadata={"Description": f"{results.commits}: {args.command}"})
             written += f", {name}"
     except BadInput as e:
         console.say(f"study.py: no figure: {e}")

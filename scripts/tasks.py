@@ -183,7 +183,7 @@ def draw(rows, order, path):
     if drawn:
         kept = in_order(drawn, order)
         axes[0, -1].legend([drawn[p] for p in kept], kept, loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=9)
-    fig.savefig(path)
+    plot.save(fig, path)
 
 
 def report(args, rows, order):

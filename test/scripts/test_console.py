@@ -4,6 +4,7 @@ import glob
 import hashlib
 import os
 import re
+import stat
 import subprocess
 import sys
 import tempfile
@@ -94,6 +95,29 @@ class TestConsole(Folder):
         for name in ("fifo", "none", "a\0b", "."):
             self.assertRaises(console.BadInput, console.read_object, self.path(name))
         self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
+
+    def test_writes(self):
+        """a file behind links is replaced as a whole; a device and a pipe stay what they are"""
+        os.makedirs(self.path("there"))
+        os.symlink("there/a", self.path("one"))
+        os.symlink("one", self.path("two"))
+        for text in "first", b"second":                         # the link leads nowhere, then to a file
+            console.write_whole(self.path("two"), text)
+        self.assertEqual((self.read("there", "a"), os.listdir(self.path("there"))), ("second", ["a"]))
+        self.assertEqual([os.readlink(self.path(name)) for name in ("one", "two")], ["there/a", "one"])
+        os.symlink("/dev/full", self.path("full"))
+        os.symlink("/dev/null", self.path("null"))
+        console.write_whole(self.path("null"), "x")
+        for name, says in (("full", "No space left"), ("there", "Is a directory"), ("no/where", "No such file")):
+            with self.assertRaises(OSError) as caught:
+                console.write_whole(self.path(name), "x")
+            self.assertRegex(console.reason(caught.exception), rf"\A{self.path(name)}: {says}")
+        os.mkfifo(self.path("pipe"))
+        reader = subprocess.Popen(["cat", self.path("pipe")], stdout=subprocess.PIPE, text=True)
+        console.write_whole(self.path("pipe"), "through")
+        self.assertEqual(reader.communicate(timeout=60)[0], "through")
+        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+        self.assertEqual(sorted(os.listdir(self.folder)), ["full", "null", "one", "pipe", "there", "two"])
 
     def test_logs_and_tables(self):
         """a refusal names file, line and field"""
