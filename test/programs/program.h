@@ -10,6 +10,7 @@
 #include "test/catch.h"
 #include "test/files.h"
 #include "llmc/engine/run/guard.h"
+#include "llmc/engine/run/log.h"
 #include "llmc/engine/json.h"
 #include "llmc/base/rand.h"
 #include "llmc/engine/files/safetensors.h"
@@ -216,15 +217,11 @@ inline std::vector<Json> of_kind(const std::vector<Json>& lines, const std::stri
     return found;
 }
 
-// log.jsonl without its times and the record of the flags
+// log.jsonl without what is timed and the record of the flags
 inline std::string untimed_log(const std::string& out) {
     std::string s;
-    for (Json j : json_lines(out + "/log.jsonl")) {
-        if (j.at("kind") == "config") { continue; }
-        j.erase("ms");
-        j.erase("tok_per_s");
-        j.erase("mem");
-        s += json_text(j) + "\n";
+    for (const Json& j : json_lines(out + "/log.jsonl")) {
+        if (j.at("kind") != "config") { s += Log::untimed(j) + "\n"; }
     }
     return s;
 }

@@ -110,7 +110,7 @@ class TestExplorer(ClassFolder):
                 shown = value(f"DATA.models[{n}].heads.map(h => h.statistics)")
                 live = value(f"DATA.models[{n}].heads.map(h => h.tiles.filter(w => w > LEAST).length)")
                 for record, weights, said, alive in zip(records, rows, shown, live):
-                    self.assertEqual(said, record)
+                    self.assertEqual({**said, "time": ""}, {**record, "time": ""})
                     flat = [(i, j, w) for i, row in enumerate(weights) for j, w in enumerate(row)]
                     entropy = -sum(w * math.log(w) for *_, w in flat if w > 0) / T
                     distance = sum(w * (i - j) for i, j, w in flat) / T

@@ -2,14 +2,16 @@
 //
 //   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0)
 //   log.jsonl   {"kind":"config","encoding":...,"flags":{...}}                     first, if the run trains
-//               {"kind":"train","step":12,"loss":...}   {"kind":"val","step":12,"loss":...}   ...
+//               {"kind":"train","step":12,"loss":...,"time":...}   {"kind":"val","step":12,"loss":...,"time":...}   ...
 //
+// Two runs of the same flags have equal main.logs, bit for bit, and log.jsonls that differ in what TIMED names only.
 // The checkpoint of step s holds the state before update s. A run resumed from it repeats all of step s (validation
 // if due, then the update), so resuming cuts every line of step s and later: in the end the files have each line once,
 // as if the run had never stopped. A line is one write(); if a kill leaves only part of the last one, it is cut too.
 #pragma once
 
 #include <cmath>
+#include <ctime>
 #include <set>
 
 #include "../../base/common.h"
@@ -149,6 +151,18 @@ struct LogFile {
     ~LogFile() { if (fd >= 0) { ::close(fd); } }
 };
 
+// What differs from one run to the next, and is left out when records are compared
+constexpr const char* TIMED[] = {"ms", "tok_per_s", "mfu", "mem", "time"};
+
+// Now, in UTC: 2026-01-31T23:59:59.123Z
+inline std::string utc_time() {
+    timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    char text[32];
+    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", gmtime(&now.tv_sec));
+    return strprintf("%s.%03ldZ", text, now.tv_nsec / 1000000);
+}
+
 // Renames the logs of an earlier run, if they hold anything, to the first .N that is free for both.
 inline void set_aside(const std::string& main_path, const std::string& json_path) {
     const auto holds = [](const std::string& p) { return path_exists(p) && !read_file(p, UINT64_MAX).empty(); };
@@ -216,17 +230,17 @@ struct Log {
         record({{"kind", "hellaswag"}, {"step", step}, {"acc_norm", accuracy}});
     }
 
-    // Any other object with a "kind". Resuming uses its "step" to decide whether it stays. A record without a step is
-    // not written twice: repeating a finished run evaluates again. Times and memory are ignored when comparing. NaN
-    // becomes null.
-    void record(const Json& j) {
+    // Any other object with a "kind", and the time. Resuming uses its "step" to decide whether it stays. A record
+    // without a step is not written twice: repeating a finished run evaluates again. NaN becomes null.
+    void record(Json j) {
         if (!stepless.empty() && stepless.count(untimed(j)) > 0) { return; }
+        j["time"] = utc_time();
         json_log.append(heading + json_text(j));
         heading.clear();
     }
 
     static std::string untimed(Json j) {
-        for (const char* key : {"ms", "tok_per_s", "mem"}) { j.erase(key); }
+        for (const char* key : TIMED) { j.erase(key); }
         return json_text(j);
     }
 

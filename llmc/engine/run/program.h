@@ -6,7 +6,6 @@
 #include <sys/mman.h>
 
 #include <csignal>
-#include <ctime>
 #include <new>
 
 #include "../../base/tensor.h"
@@ -14,6 +13,7 @@
 #include "../ranks/fork.h"
 #include "flag_parser.h"
 #include "guard.h"
+#include "log.h"
 
 // Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
 template <class Smaller>
@@ -139,13 +139,10 @@ inline std::string version_text() {
 
 // The first record of a training's log.jsonl, which --config reads
 inline Json config_record(const Options& o, const Json& encoding) {
-    const time_t now = time(nullptr);
-    char text[32];
-    strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     Json flags = options_json(o);
     flags.erase("config");                      // the flags that it gave are among the rest
     const char* commit = build_commit;
-    return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", text},
+    return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", utc_time()},
             {"encoding", encoding}, {"flags", flags}};
 }
 
