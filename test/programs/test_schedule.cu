@@ -34,6 +34,8 @@ TEST_CASE("schedule: decay", "[schedule]") {
     CHECK(rate("wsd", 10, 100, 0.0, 85) == Approx(0.5));
     CHECK(rate("wsd", 10, 100, 0.2, 85) == Approx(0.6));
     CHECK(rate("wsd", 10, 100, 0.2, 100) == Approx(0.2));
+    CHECK(rate("wsd", 90, 100, 0.0, 90) == 1.0);                // and from the end of a longer warm-up: no drop
+    CHECK(rate("wsd", 90, 100, 0.0, 95) == Approx(1 - std::sqrt(0.5)));
     // the paper's recipe
     CHECK(learning_rate("cosine", 6e-4, 750, 19073, 0.1, 749) == Approx(6e-4));
     CHECK(learning_rate("cosine", 6e-4, 750, 19073, 0.1, 19073) == Approx(6e-5));

@@ -4,7 +4,8 @@
 //   after it: min + f(x) * (lr - min)          min = final_lr * lr, x in [0, 1] the part of the decay already done
 //     constant  f = 1                          cosine  f = (1 + cos(pi x)) / 2
 //     linear    f = 1 - x                      wsd     f = 1 - sqrt(x) over the last 20 % of the steps, 1 before
-// As in llm.c, except that a constant schedule with --warmup warms up, too: no flag is silently ignored.
+// As in llm.c, except that a constant schedule with --warmup warms up, too (no flag is silently ignored), and that wsd
+// with a warm-up beyond 80 % of the steps decays from the peak at its end, where llm.c drops to 1 - sqrt(x) at once.
 #pragma once
 
 #include "../../base/libm.h"
