@@ -1,14 +1,16 @@
 // position/grape.cuh -- additive GRAPE (GRAPE-A, Zhang et al. 2025, arXiv 2512.07805): ALiBi with slopes that queries,
-// keys or both choose.
+// keys or both choose, from x; the authors' program takes them from q and k after an RMSNorm of each.
 //
 //   grape_q: B_ij = -g_i |i-j|     grape_k: B_ij = -w_j |i-j|     grape_qk: B_ij = -(g_i + w_j) |i-j|
 //   g_i = m_h softplus(x_i . a_h + c_h)     w_j = m_h softplus(x_j . b_h + e_h)     m_h: ALiBi's slopes
 //   backward: the bias functor sums dg and dw over each tile; du = dg m_h sigmoid(u), u = x_i . a_h + c_h; w likewise
 //
-// Read: the authors' program (github.com/model-architectures/GRAPE, model/llama-mha-grape-a-*.py). There u is v_h . q_i
-// / sqrt(HS) with a v_h of length 1, m_h has a learned factor, and q and k are normalised first. Here a_h, b_h (NH,C)
-// are rows of the qkv matmul, as CABLE's are (v_h . q_i is linear in x_i, too), and c_h does what the factor does. So
-// cable and grape_q differ in S and m_h only: grape_q is cable with S_t = t, and runs on its kernels.
+// Read: the authors' program (github.com/model-architectures/GRAPE, f5b539f, model/llama-mha-grape-a-*.py). There u is
+// v_h . q_i / sqrt(HS) with a v_h of length 1, and m_h has a learned factor. The RMSNorm of q and k is part of all its
+// models, ALiBi's and RoPE's too (use_qk_rmsnorm); with it u is not linear in x_i, and |u| <= 1 while its gain is 1.
+// Here no encoding has it, so that models differ in their bias alone: a_h, b_h (NH,C) are rows of the qkv matmul, as
+// CABLE's are, and c_h does what the factor does. cable and grape_q differ in S and m_h only: grape_q is cable with
+// S_t = t, and runs on its kernels.
 #pragma once
 
 #include "../cable.cuh"
