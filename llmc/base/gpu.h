@@ -16,6 +16,7 @@ struct Gpu {
     int sms = 0;
     int khz = 0;                        // the highest clock that the driver allows
     size_t memory = 0;                  // bytes
+    double bandwidth = 0;               // bytes a second between it and the SMs, by its clock and width
     int driver = 0;                     // the newest CUDA version that the driver serves: 12040 for 12.4
     int runtime = 0;                    // the CUDA version of this build
 };
@@ -78,9 +79,10 @@ inline std::string gpu_text(const Gpu& g) {
     auto tera = [](double x) { return std::isnan(x) ? std::string("n/a") : strprintf("%.0f", x / 1e12); };
     const std::string bf16 = tera(peak_flops(g, true));
     const std::string fp32 = tera(peak_flops(g, false));
-    return strprintf("%s, sm_%d%d, %d SMs at %.2f GHz, %s, peak %s bf16 and %s float32 TFLOP/s, CUDA %s, driver for %s",
-                     g.name.c_str(), g.major, g.minor, g.sms, 1e-6 * g.khz, format_bytes((double)g.memory).c_str(),
-                     bf16.c_str(), fp32.c_str(), cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str());
+    return strprintf("%s, sm_%d%d, %d SMs at %.2f GHz, %s at %.2f TB/s, peak %s bf16 and %s float32 TFLOP/s, CUDA %s, "
+                     "driver for %s", g.name.c_str(), g.major, g.minor, g.sms, 1e-6 * g.khz,
+                     format_bytes((double)g.memory).c_str(), 1e-12 * g.bandwidth, bf16.c_str(), fp32.c_str(),
+                     cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str());
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -175,6 +177,10 @@ inline Gpu find_gpu(int device = 0) {
     must(cudaDeviceGetAttribute(&g.minor, cudaDevAttrComputeCapabilityMinor, device));
     must(cudaDeviceGetAttribute(&g.sms, cudaDevAttrMultiProcessorCount, device));
     must(cudaDeviceGetAttribute(&g.khz, cudaDevAttrClockRate, device));
+    int memory_khz = 0, bits = 0;
+    must(cudaDeviceGetAttribute(&memory_khz, cudaDevAttrMemoryClockRate, device));
+    must(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
+    g.bandwidth = 2e3 * memory_khz * bits / 8;                      // two transfers a clock
     must(cudaSetDevice(device));
     must(cudaFree(nullptr));                                        // makes the context, which all that follows needs
     cudaFuncAttributes attributes;

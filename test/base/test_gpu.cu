@@ -14,6 +14,7 @@ Gpu gpu(const char* name, int major, int minor, int sms, double mhz) {
     g.sms = sms;
     g.khz = (int)(1000 * mhz);
     g.memory = (size_t)80e9;
+    g.bandwidth = 3.352e12;
     g.driver = 12080;
     g.runtime = 13000;
     return g;
@@ -113,11 +114,11 @@ TEST_CASE("gpu: keys outside the window are no work", "[gpu]") {
 
 TEST_CASE("gpu: its line", "[gpu]") {
     CHECK(gpu_text(gpu("NVIDIA H200", 9, 0, 132, 1980)) ==
-          "NVIDIA H200, sm_90, 132 SMs at 1.98 GHz, 80.0 GB, peak 989 bf16 and 67 float32 TFLOP/s, CUDA 13.0, "
-          "driver for 12.8");
+          "NVIDIA H200, sm_90, 132 SMs at 1.98 GHz, 80.0 GB at 3.35 TB/s, peak 989 bf16 and 67 float32 TFLOP/s, "
+          "CUDA 13.0, driver for 12.8");
     CHECK(gpu_text(gpu("NVIDIA Future", 13, 1, 200, 2000)) ==
-          "NVIDIA Future, sm_131, 200 SMs at 2.00 GHz, 80.0 GB, peak n/a bf16 and n/a float32 TFLOP/s, CUDA 13.0, "
-          "driver for 12.8");
+          "NVIDIA Future, sm_131, 200 SMs at 2.00 GHz, 80.0 GB at 3.35 TB/s, peak n/a bf16 and n/a float32 TFLOP/s, "
+          "CUDA 13.0, driver for 12.8");
 #if !defined(CUDA_BUILD)
     CHECK(gpu_report(find_gpu()) == device_description());
     CHECK(std::isnan(peak_flops(find_gpu(), true)));

@@ -7,8 +7,8 @@
 //       EXPECT(relative_l2(y.host(), want) < 1e-6, "T %d", T);
 //       INFO("error %g", error);                        printed after the test's name
 //   }
-//   program [FILTER] [--list] [--json FILE]             FILTER: part of the name; exit code 1 if any test fails
-// A failed test prints each false EXPECT above its line, and the first one is its "info" in the JSON.
+//   program [FILTER] [--list]                           FILTER: part of the name; exit code 1 if any test fails
+// A failed test prints each false EXPECT above its line.
 //
 // Includes of a test come first: this file defines main.
 #pragma once
@@ -32,7 +32,7 @@ constexpr bool with_asan = false;
 struct KernelTest { const char* name; void (*run)(); };
 inline std::vector<KernelTest>& kernel_tests() { static std::vector<KernelTest> all; return all; }
 inline bool add_kernel_test(const char* name, void (*run)()) { kernel_tests().push_back({name, run}); return true; }
-inline std::string kernel_test_info, kernel_test_first_failure;     // of the running test
+inline std::string kernel_test_info;     // of the running test
 inline int kernel_test_failures = 0, kernel_test_expectations = 0;
 struct KernelTestSkipped { std::string why; };
 
@@ -49,9 +49,6 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
     va_start(ap, fmt);
     const std::string s = vstrprintf(fmt, ap);
     va_end(ap);
-    if (kernel_test_failures == 0) {
-        kernel_test_first_failure = strprintf("%s: %s is false: %s", place, condition, s.c_str());
-    }
     if (++kernel_test_failures <= 10) { printf("    %s: %s is false: %s\n", place, condition, s.c_str()); }
 }
 #define KERNEL_TEST_TEXT_(x) #x
@@ -102,36 +99,22 @@ inline KernelTestResult run_kernel_test(const KernelTest& test) {
     }
     r.ms = 1000 * (wall_seconds() - start);
     r.info = kernel_test_info;
-    if (kernel_test_failures > 0) {
-        r.status = "FAILED";
-        r.info = kernel_test_first_failure + (r.info.empty() ? "" : "; ") + r.info;
-    }
+    if (kernel_test_failures > 0) { r.status = "FAILED"; r.info = ""; }
     return r;
 }
 
-inline std::string kernel_test_json(const std::string& s) {
-    std::string q = "\"";
-    for (char c : s) {
-        if (c == '"' || c == '\\') { q += '\\'; }
-        q += (unsigned char)c >= ' ' ? c : ' ';
-    }
-    return q + "\"";
-}
-
 int main(int argc, char** argv) {
-    std::string filter, json;
+    std::string filter;
     bool list = false;
     for (int i = 1; i < argc; i++) {
         const std::string a = argv[i];
         if (a == "--list") { list = true; }
-        else if (a == "--json" && i + 1 < argc) { json = argv[++i]; }
         else if (a.compare(0, 2, "--") != 0) { filter = a; }
         else {
-            fprintf(stderr, "unknown option %s; usage: %s [FILTER] [--list] [--json FILE]\n", argv[i], argv[0]);
+            fprintf(stderr, "unknown option %s; usage: %s [FILTER] [--list]\n", argv[i], argv[0]);
             return 2;
         }
     }
-    std::string text = "[";
     int failed = 0, run = 0;
     bool whole = false;     // the filter is a complete name: only that test runs, not longer names that begin with it
     for (const KernelTest& test : kernel_tests()) { whole = whole || test.name == filter; }
@@ -140,22 +123,11 @@ int main(int argc, char** argv) {
         run++;
         if (list) { printf("%s\n", test.name); continue; }
         const KernelTestResult r = run_kernel_test(test);
-        const char* info = r.status == "FAILED" ? "" : r.info.c_str();
-        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, info);
+        printf("%-64s %-7s %8.1f ms  %s\n", r.name.c_str(), r.status.c_str(), r.ms, r.info.c_str());
         fflush(stdout);
         failed += r.status == "FAILED";
-        text += strprintf("%s\n  {\"name\": %s, \"status\": \"%s\", \"ms\": %.3f, \"info\": %s}", run > 1 ? "," : "",
-                          kernel_test_json(r.name).c_str(), r.status.c_str(), r.ms, kernel_test_json(r.info).c_str());
         // a broken context fails everything after it
         if (on_gpu && r.status == "FAILED" && cudaGetLastError() != cudaSuccess) { break; }
-    }
-    text += "\n]\n";
-    if (!json.empty()) {
-        FILE* f = fopen(json.c_str(), "w");
-        if (f == nullptr || fwrite(text.data(), 1, text.size(), f) != text.size() || fclose(f) != 0) {
-            fprintf(stderr, "%s: cannot write\n", json.c_str());
-            return 1;
-        }
     }
     if (run == 0) { fprintf(stderr, "no test's name contains '%s'\n", filter.c_str()); return 1; }
     return failed > 0 ? 1 : 0;

@@ -22,7 +22,7 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 sys.path[:0] = [os.path.join(ROOT, "dev"), os.path.join(ROOT, "scripts")]
 import gpu_check  # noqa: E402
-import roofline  # noqa: E402
+import measured  # noqa: E402
 
 CPU = os.path.join(ROOT, "train_gpt2")
 FP32, BF16 = (os.path.join(ROOT, "build", "simt", name) for name in ("train_gpt2_fp32", "train_gpt2"))
@@ -34,7 +34,7 @@ with open(os.path.join(ROOT, "LICENSE"), "rb") as source:         # a text that 
 
 def encodings():
     text = subprocess.run([CPU, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
-    names = gpu_check.encodings(text)
+    names = gpu_check.console.encodings(text)
     assert {"none", "cable"} <= set(names), names           # with FEW_POSITIONS=1 these are all
     return names
 
@@ -184,19 +184,19 @@ class Training(WithText):
 
     @needs(BF16)
     def test_profile(self):
-        """--profile counts every kernel, the tensor-core ones too, as often as scripts/roofline.py predicts it"""
-        printed = self.at("printed.txt")
-        with open(printed, "w") as f:
-            f.write(run(BF16, "--train_files", self.text, "--val_files", self.text, "--model", "2,2,128", "--T", "66",
-                        "--B", "1", "--steps", "1", "--recompute", "1", "--profile", "1", "--val_every", "0",
-                        "--sample_every", "0"))
-        gpu = roofline.GPUS["H200"]
-        rows = roofline.step_rows(roofline.shape_of((2, 2, 128), 1, 66, "cable", 256), gpu, recompute=1)
-        rows = [r for r in rows if r.kernel not in ("memset", "(host)")]
-        profile = {k: v for k, v in roofline.measured(printed).items() if k[0] != "(host)"}
-        table = roofline.compared(rows, gpu, profile)
-        self.assertEqual({k: v[2] for k, v in table.items()}, {k: v[0] for k, v in table.items()})
-        self.assertTrue(all(ms > 0 for _, ms in profile.values()), profile)
+        """--profile counts every launch, the tensor-core kernels' too; dev/measured.py reads its table"""
+        rows = measured.rows(run(BF16, "--train_files", self.text, "--val_files", self.text, "--model", "2,2,128",
+                                 "--T", "66", "--B", "1", "--steps", "1", "--recompute", "1", "--profile", "1",
+                                 "--val_every", "0", "--sample_every", "0"))
+        calls = {}
+        for kernel, _, count, ms in rows:
+            calls[kernel] = calls.get(kernel, 0) + count
+            self.assertTrue(ms > 0 or kernel == "(host)", rows)
+        flash = dict.fromkeys((f"flash_{name}_kernel" for name in ("forward", "backward_prepare", "backward_dkdv",
+                                                                   "backward_dq")), 2)
+        expected = {**flash, "matmul_kernel": 3 * (4 * 2 + 1), "layernorm_forward_kernel": 5, "gelu_forward_kernel": 4,
+                    "gelu_backward_kernel": 2, "cable_forward_kernel": 2, "classifier_kernel": 1, "adamw_kernel": 1}
+        self.assertEqual({kernel: calls.get(kernel) for kernel in expected}, expected)
 
     @needs(CPU, FP32, BF16)
     def test_use_of_a_trained_model(self):
