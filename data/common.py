@@ -125,16 +125,11 @@ def locked(directory):
         raise BadInput(f"{directory}: {e.strerror}") from None
     fd = os.open(directory, os.O_RDONLY)
     try:
-        for attempt in range(20):   # the workers of a killed run may hold it for another half second
-            try:
-                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except OSError as e:
-                if e.errno not in (errno.EAGAIN, errno.EACCES):
-                    break           # this file system has no locks
-                if attempt == 19:
-                    raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
-                time.sleep(0.1)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)      # any other error: this file system has no locks
+        except OSError as e:
+            if e.errno in (errno.EAGAIN, errno.EACCES):
+                raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
         yield
     finally:
         os.close(fd)

@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import signal
 import threading
-import time
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -176,17 +175,12 @@ worker_encoding = None
 
 
 def start_worker(name, directory):
-    """A worker whose parent was killed ends too, and releases the lock that it inherited."""
+    """A worker whose parent is killed ends too, also before it has begun."""
     global worker_encoding
     signal.signal(signal.SIGINT, signal.SIG_IGN)    # Ctrl-C reaches every process; the parent ends the work
+    end_with_parent = lambda: (multiprocessing.parent_process().join(), os._exit(1))
+    threading.Thread(target=end_with_parent, daemon=True).start()
     worker_encoding = make_encoding(name, directory)
-    parent = os.getppid()
-
-    def watch():
-        while os.getppid() == parent:
-            time.sleep(0.5)
-        os._exit(1)
-    threading.Thread(target=watch, daemon=True).start()
 
 
 def work(pieces, max_tokens):

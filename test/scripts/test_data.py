@@ -15,6 +15,7 @@ import importlib.util
 import io
 import json
 import lzma
+import multiprocessing
 import os
 import random
 import re
@@ -48,7 +49,9 @@ class Bytes:
     name, frame, sha256 = "bytes", ([256], []), "bytes"
 
     def __init__(self, directory=None):
-        pass
+        if "BEGUN" in os.environ and multiprocessing.parent_process():       # a worker that takes its time to begin
+            open(os.environ["BEGUN"], "w").close()
+            time.sleep(3)
 
     def encode(self, texts):
         return [np.frombuffer(t.encode(), dtype=np.uint8).astype(np.uint16) for t in texts]
@@ -328,6 +331,28 @@ class Restart(Case):
             self.build(f"k{event}", self.paths, val=200)
             self.assertEqual(contents(self.path(f"k{event}")), reference, f"killed at {event}")
         self.assertGreater(killed, 40)
+
+    def test_a_worker_ends_with_its_parent(self):
+        """also one that has not begun yet when the parent is killed"""
+        pid = os.fork()
+        if pid == 0:
+            try:
+                os.environ["BEGUN"] = self.path("begun")
+                self.build("o", self.paths, workers=2)
+            finally:
+                os._exit(0)
+        while not os.path.exists(self.path("begun")) and alive(pid):
+            time.sleep(0.01)
+        found = children(pid)
+        os.kill(pid, signal.SIGKILL)
+        self.assertEqual(os.waitpid(pid, 0)[1], signal.SIGKILL)
+        end = time.monotonic() + 20
+        while any(map(alive, found)) and time.monotonic() < end:
+            time.sleep(0.05)
+        left = [worker for worker in found if alive(worker)]
+        for worker in left:
+            os.kill(worker, signal.SIGKILL)
+        self.assertEqual(left, [])
 
     def test_every_shard_is_a_place_to_go_on_from(self):
         even = self.write("even.jsonl", jsonl(["x" * 99] * 40))      # every fifth document ends a shard
@@ -1309,14 +1334,14 @@ class Scripts(Case):
         deadline, awaited = time.monotonic() + 60, self.path("o", "text_train_00000[4-9].bin")
         while not glob.glob(awaited) and p.poll() is None and time.monotonic() < deadline:
             time.sleep(0.01)
-        children = [int(c) for c in read(f"/proc/{p.pid}/task/{p.pid}/children").split()] if p.poll() is None else []
+        workers = children(p.pid) if p.poll() is None else []
         p.kill()
         self.assertEqual(p.wait(), -signal.SIGKILL)
         self.assertLess(len(glob.glob(self.path("o", "text_*.bin"))), len(glob.glob(self.path("whole", "text_*.bin"))))
         subprocess.run(command + [self.path("o")], check=True, stderr=subprocess.DEVNULL)
         self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
-        self.assertGreaterEqual(len(children), 2)
-        self.assertEqual([c for c in children if alive(c)], [])
+        self.assertGreaterEqual(len(workers), 2)
+        self.assertEqual([w for w in workers if alive(w)], [])
 
     @unittest.skipUnless(HAS_TRAINER, "train_gpt2 is not built")
     def test_the_trainer_reads_them(self):
@@ -1353,6 +1378,10 @@ def alive(pid):
         return read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()[0] != b"Z"
     except OSError:
         return False
+
+
+def children(pid):
+    return [int(child) for child in read(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 class WithoutAVocabulary(Folder):
