@@ -364,7 +364,10 @@ def read_losses(path):
         if dtype != "F32" or len(shape) != 1:
             raise BadInput(f"{path}: expected a row of F32, the losses of --token_losses")
         f.seek(first)
-        return array.array("f", f.read(last - first))
+        losses = array.array("f", f.read(last - first))
+    if not all(map(math.isfinite, losses)):
+        raise BadInput(f"{path}: losses: expected numbers, got {next(x for x in losses if not math.isfinite(x))}")
+    return losses
 
 
 def sha256_of(file):

@@ -18,7 +18,6 @@ Only tokens whose long window holds more than --short tokens before them can be 
 text, the evaluator and all settings; `score` refuses another text. Existing losses are not evaluated again.
 docs/probes.md has an example, and what --short and --stride are in the authors' program.
 """
-import glob
 import hashlib
 import json
 import math
@@ -28,7 +27,7 @@ import shlex
 import console
 import runqueue
 from console import BadInput, need, sha256_of
-from runqueue import Command, Job
+from runqueue import Command, Job, weights_of
 
 
 def contexts(tokens, T, stride):
@@ -51,19 +50,11 @@ def perplexity(losses, chosen):
 # ----------------------------------------------------------------------------------------------------------
 # evaluations
 
-def weights_of(checkpoint):
-    """what tells a checkpoint, or the newest one of a run, from another of the same name: its manifest's checksum"""
-    found = sorted(glob.glob(os.path.join(glob.escape(checkpoint), "step_*", "manifest.json")))
-    path = (found or [os.path.join(checkpoint, "manifest.json")])[-1]
-    return sha256_of(path) if os.path.exists(path) else ""
-
-
 def evaluation(args, checkpoint, T, stride, place):
-    """the command that writes the losses of all tokens, into a directory of this text, model and settings"""
+    """the command that writes the losses of all tokens, into a directory of these settings"""
     flags = {"load": checkpoint, "val_files": args.val_files, "eval_lengths": str(T), "stride": str(stride),
              "eval_tokens": str(args.eval_tokens), "token_losses": None}
-    identity = json.dumps([flags, args.text_sum, weights_of(checkpoint)])
-    where = os.path.join(place, hashlib.sha256(identity.encode()).hexdigest()[:16])
+    where = os.path.join(place, hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:16])
     return Command("losses", shlex.quote(args.trainer), {**flags, "out": where}, where,
                    os.path.join(where, "eval.done"), T, parts={T: T})
 
@@ -74,7 +65,7 @@ def losses_of(args, wanted):
     commands = {key: evaluation(args, *what) for key, what in wanted.items()}
     jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
     slots = runqueue.slots(args.jobs, os.path.basename(args.trainer).endswith("cu"))
-    code = runqueue.Queue("longppl.py", jobs, slots, cwd=os.getcwd()).run()
+    code = runqueue.Queue("longppl.py", jobs, slots).run()
     if code:
         raise SystemExit(code)
     name = "token_losses_{eval_lengths}_{stride}.safetensors"
@@ -89,10 +80,14 @@ KEYS = {"val_files": str, "sha256": str, "evaluator": str, "weights": str, "long
 
 def read_keys(path):
     record = console.read_object(path)
-    if {name: type(value) for name, value in record.items()} != KEYS or not all(
-            type(n) is int and 0 <= n < record["tokens"] for n in record["keys"]):
+    given = record.pop("checksum", "")
+    if {name: type(value) for name, value in record.items()} != KEYS or given != checksum(record):
         raise BadInput(f"{path}: expected a file that this version of `longppl.py keys` has written")
     return record
+
+
+def checksum(record):
+    return hashlib.sha256(json.dumps(record).encode()).hexdigest()
 
 
 def find_keys(args):
@@ -111,7 +106,7 @@ def find_keys(args):
               "eval_tokens": args.eval_tokens, "alpha": args.alpha, "beta": args.beta, "tokens": len(keys),
               "candidates": int(candidates.sum()), "keys": keys.nonzero()[0].tolist()}
     os.makedirs(os.path.dirname(os.path.abspath(args.output)), exist_ok=True)
-    console.write_whole(args.output, json.dumps(record) + "\n")
+    console.write_whole(args.output, json.dumps({**record, "checksum": checksum(record)}) + "\n")
     print(f"{args.output}: {len(record['keys']):,} key tokens of {record['candidates']:,} that see more than "
           f"{args.short:,} tokens ({len(record['keys']) / max(1, record['candidates']):.2%})")
 

@@ -549,6 +549,7 @@ def run_all(rows, args):
     leaves comparisons of all encodings."""
     if any("bias" in row.evaluations for row in rows):
         console.need("matplotlib")                          # rather than after the training
+    os.chdir(runqueue.ROOT)                                 # where data/ and the trainers are
     slots = runqueue.slots(args.jobs, args.trainer.endswith("cu"), args.gpus)
     jobs = []
     for row, seed in ((row, seed) for seed in args.seeds for row in rows):

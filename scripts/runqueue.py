@@ -2,12 +2,15 @@
 sure that nothing is done twice and nothing is lost.
 
 A job is a list of commands, such as a training and its evaluations; a slot (some cores, or GPUs) takes the next job as
-soon as it is free. A command that succeeded leaves a .done file with its settings and is skipped from then on. A job
-that fails does not keep the rest from running; what its command printed last is shown at the end. Ctrl-C, SIGTERM and
-SIGHUP are passed on to the commands as SIGTERM, upon which a trainer saves a checkpoint; the same command continues.
+soon as it is free. A command that succeeded leaves a .done file and is skipped from then on, as long as the settings,
+the model and the files that it was given are the same, and its results are what it has left. A job that fails
+does not keep the rest from running; what its command printed last is shown at the end. Ctrl-C, SIGTERM and SIGHUP are
+passed on to the commands as SIGTERM, upon which a trainer saves a checkpoint; the same command continues.
 """
 import collections
+import functools
 import glob
+import hashlib
 import itertools
 import json
 import os
@@ -30,6 +33,11 @@ LONGEST_LINE = 500                                      # characters of a failed
 # flags that change only speed, places or what is shown: a run may continue with other values
 FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile", "recompute", "resume",
         "sample_every", "threads", "tile_skip", "val_batches", "val_every")
+# flags of files whose contents a result depends on; flags that leave records of a kind, and the kinds of each length
+INPUTS = ("val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
+RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
+           "tasks": "task", "probe": "probe", "heads": "head"}
+OF_LENGTHS = ("extrapolation", "curve", "retrieval")
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all
@@ -93,45 +101,95 @@ def has_data(files):
     """Whether the files exist and the script that makes them has finished. Files without its manifest, which the user
     brought, count as finished."""
     files = os.path.join(ROOT, files)
-    try:
-        with open(os.path.join(os.path.dirname(files), "manifest.json")) as f:
-            complete = json.load(f)["complete"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError):
-        complete = True
-    return complete and bool(glob.glob(files))
+    manifest = os.path.join(os.path.dirname(files), "manifest.json")
+    return bool(glob.glob(files)) and (not os.path.exists(manifest) or read_object(manifest).get("complete") is True)
 
 
 def read_object(path):
-    """the JSON object in the first line of a file; an empty one if there is none"""
+    """the JSON object that a file holds; an empty one if there is none"""
     try:
-        with open(path) as f:
-            found = json.loads(f.readline())
-    except (OSError, ValueError, RecursionError):
+        return console.read_object(path)
+    except BadInput:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def is_done(command):
+    """whether a command need not run: whoever wants to know asks here"""
     if command.title == "data":
         return has_data(command.marker)
     if not command.marker.endswith(".done"):
         return bool(glob.glob(command.marker))
-    return read_object(command.marker) == settings_of(command) and has_record(command)
+    done = read_object(command.marker)
+    was, now = done.get("inputs"), inputs_of(command)
+    same = isinstance(was, dict) and all(now[name] in ("", was.get(name)) for name in now)      # "": it has gone
+    try:
+        return same and done.get("settings") == settings_of(command) and done.get("results") == results_of(command)
+    except BadInput:
+        return False
 
 
-def has_record(command):
-    """whether the result of an evaluation is in its log.jsonl; True of commands that have their results elsewhere"""
-    elsewhere = "out" not in command.flags or "resume" in command.flags or "dump_bias" in command.flags
-    return elsewhere or "kind" in read_object(os.path.join(command.out, "log.jsonl"))
+def inputs_of(command):
+    """{flag: checksum} of the files that a command is given, and of the weights that it loads"""
+    flags = settings_of(command)
+    found = {name: checksum(flags[name]) for name in INPUTS if name in flags}
+    return {**found, "load": weights_of(command.flags["load"])} if "load" in command.flags else found
+
+
+def checksum(files):
+    """of the contents of all files of a glob; "" of none"""
+    stats = [(path, os.stat(path)) for path in sorted(glob.glob(files))]
+    return " ".join(checksum_of(path, s.st_ino, s.st_size, s.st_mtime_ns) for path, s in stats)
+
+
+@functools.lru_cache(None)
+def checksum_of(path, *_):
+    return console.sha256_of(path)
+
+
+def weights_of(checkpoint):
+    """what tells a checkpoint, or the newest one of a run, from another of the same name: its manifest's checksum, or
+    its weights' where there is no manifest"""
+    within = lambda *names: os.path.join(glob.escape(checkpoint), *names)
+    found = sorted(glob.glob(within("step_*", "manifest.json")))
+    return checksum(glob.escape(found[-1]) if found else within("manifest.json")) or checksum(within("*.safetensors"))
+
+
+def results_of(command):
+    """A checksum of what a command has left, "" if that is checkpoints only. Raises BadInput if something is not there
+    that its flags ask for."""
+    flags, kinds = command.flags, {kind for flag, kind in RECORDS.items() if flag in command.flags}
+    names = ["output.log"] * ("generate" in flags)
+    if "dump_bias" in flags:
+        names, kinds = [os.path.basename(command.marker)[:-len(".done")] + ".json"], {}
+    if "retrieval" in kinds:
+        kinds -= {"extrapolation"}
+    found = [r for r in console.read_log(command.out, ended=True) if r["kind"] in kinds] if kinds else []
+    lengths = console.naturals(flags["eval_lengths"]) if "eval_lengths" in flags else []
+    strides = {T: min(int(flags.get("stride", 0)) or T, T) for T in lengths}
+    for kind in kinds:
+        of_kind = [r for r in found if r["kind"] == kind]
+        have = [r.get("T", 0) for r in of_kind if strides.get(r.get("T")) in (r.get("stride"), None)]
+        # an encoding may not reach the longest of the lengths
+        lost = [T for T in lengths if T not in have and T < max(have, default=0)] if kind in OF_LENGTHS else []
+        if lost or not have:
+            at = f" at T = {lost[0]:,}" if lost else ""
+            raise BadInput(f"{command.out}/log.jsonl: expected a record of kind {kind}{at}, got none")
+        if kind == "extrapolation" and "token_losses" in flags:
+            names += [f"token_losses_{T}_{strides[T]}.safetensors" for T in lengths if T in have]
+    return " ".join([hashlib.sha256(json.dumps(found).encode()).hexdigest(),
+                     *(console.sha256_of(os.path.join(command.out, name)) for name in names)])
+
+
+def mark_done(command):
+    """writes the .done file of a command that has succeeded"""
+    if command.marker.endswith(".done"):
+        done = {"settings": settings_of(command), "inputs": inputs_of(command), "results": results_of(command)}
+        write_whole(command.marker, json.dumps({**done, "commit": ledger.commit()}, sort_keys=True) + "\n")
 
 
 def commit_of(command):
     """the commit that wrote the result of a finished command"""
-    try:
-        with open(command.marker) as f:
-            return f.read().split("\n")[1].partition(" ")[2] or "unknown"
-    except (OSError, IndexError, ValueError):
-        return "unknown"
+    return str(read_object(command.marker).get("commit", "unknown"))
 
 
 def refuse_changes(jobs):
@@ -281,9 +339,9 @@ class Queue:
     """Each slot has a thread that starts its commands and reads what they print; the main thread waits for signals.
     `lock` guards everything that they share."""
 
-    def __init__(self, name, jobs, environments, verbose=False, gpus=1, cwd=ROOT):
+    def __init__(self, name, jobs, environments, verbose=False, gpus=1):
         self.name, self.jobs, self.environments = name, list(jobs), environments
-        self.gpus, self.cwd = gpus, cwd
+        self.gpus = gpus
         self.waiting = collections.deque(self.jobs)
         total = sum(c.flops for job in self.jobs for c in job.commands)
         self.progress = Progress(total, verbose and len(environments) == 1)
@@ -378,6 +436,8 @@ class Queue:
             os.makedirs(command.out, exist_ok=True)
         if settings_file(command):
             write_whole(settings_file(command), json.dumps(settings_of(command), sort_keys=True) + "\n")
+        elif os.path.exists(os.path.join(command.out, "log.jsonl")):    # of other settings, or damaged
+            os.replace(os.path.join(command.out, "log.jsonl"), os.path.join(command.out, "log.jsonl.old"))
         tail, process = collections.deque(maxlen=8), None
         try:
             with open(log, "a") as f:
@@ -397,15 +457,13 @@ class Queue:
         code = self.end(process)
         with self.lock:
             self.progress.clear()
-            if code == 0 and not has_record(command):
-                self.fail(Failure(label, f"{command.title} left no record in {command.out}/log.jsonl", 1, log,
-                                  list(tail)))
-                return False
             if code == 0:
-                if command.marker.endswith(".done"):
-                    done = json.dumps(settings_of(command), sort_keys=True)
-                    write_whole(command.marker, f"{done}\ncommit {ledger.commit()}\n")
-                return True
+                try:
+                    mark_done(command)
+                    return True
+                except BadInput as e:
+                    self.fail(Failure(label, f"{command.title} left no record: {e}", 1, log, list(tail)))
+                    return False
             if not self.stopping or code not in (INTERRUPTED, -signal.SIGTERM, -signal.SIGKILL, 128 + signal.SIGTERM):
                 self.lost[command.marker] = label
                 self.fail(Failure(label, f"{command.title} ended with exit code {code}", max(code, 1),
@@ -423,7 +481,7 @@ class Queue:
             elif self.progress.due():
                 self.progress.say(f"{label}: {command.title}")
             try:
-                process = subprocess.Popen(words, cwd=self.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                            stderr=subprocess.STDOUT, text=True, errors="replace",
                                            env={**os.environ, **environment}, start_new_session=True)
             except OSError as e:

@@ -453,7 +453,7 @@ def main(argv):
     except BadInput as e:
         console.say(f"study.py: there will be no figure: {e}")
     check(jobs)
-    code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose, cwd=os.getcwd()).run()
+    code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose).run()
     if code != runqueue.INTERRUPTED:
         write_results(args, jobs)
     return code

@@ -67,6 +67,9 @@ def results(args, jobs):
     for case, job in jobs.items():
         train, = job.commands
         if not runqueue.is_done(train):
+            if args.summary and os.path.exists(train.marker):
+                raise BadInput(f"{train.out}: expected the results and settings that {train.marker} has; run the same "
+                               "command without --summary")
             continue
         last = {r["file"]: r for r in console.read_log(train.out, "task")}
         rows += [{"commit": runqueue.commit_of(train), "task": generators.tested(r["file"]), "pos": case.pos,
@@ -233,6 +236,7 @@ def parse(argv):
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
     args.out = os.path.abspath(args.out)
+    os.chdir(ROOT)
     args.data = os.path.join(args.out, "data")
     return args
 

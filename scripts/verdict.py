@@ -125,6 +125,9 @@ def main(argv):
             code = 0 if kept.issuperset((task, seed) for task in ROWS[name].cells) else train(name, seed, args)
             if code != 0:
                 return code
+            for task in ROWS[name].cells:
+                if (task, seed) not in recorded(name, args):
+                    raise BadInput(f"{args.out}/{name}/tasks.csv: expected a row of {task} with seed {seed}, got none")
         print(f"{name}: {ROWS[name].source}")
         for line in verdicts(name, found(args)):
             print(f"  {line}")

@@ -127,6 +127,10 @@ class TestTrainer(ClassFolder):
         self.assertEqual(len(before), 2)
         self.longppl("score", "keys.json", "cable", "none", "--out", "scores")
         self.assertEqual(times(), before)
+        path, data = list(before)[0], read_bytes(list(before)[0])
+        self.write(path, data[:-40] + bytes([data[-40] ^ 1]) + data[-39:])      # but damage is
+        self.longppl("score", "keys.json", "cable", "none", "--out", "scores")
+        self.assertEqual((read_bytes(path), json.loads(self.read("scores", "longppl.json"))), (data, rows))
         # another text is another question, under the same name too
         r = self.longppl("score", "keys.json", "cable", "--val_files", "other.txt", code=2)
         self.assertIn("other.txt: expected the text of keys.json", r.stderr)
@@ -144,13 +148,15 @@ class TestTrainer(ClassFolder):
         self.longppl("keys", model, "--val_files", self.path("val.txt"), "--long", "128", "--short", "16", "--stride",
                      "8", "-o", keys)
         good = json.loads(self.read(keys))
-        for change in {"keys": [-1]}, {"keys": [899]}, {"keys": ["40"]}, {"alpha": None}, {"more": 1}:
+        for change in ({"keys": [-1]}, {"keys": [899]}, {"keys": ["40"]}, {"alpha": None}, {"more": 1},
+                       {"keys": 500 * [200]}, {"candidates": 1}):
             self.write(keys, json.dumps({**good, **change}))
             refused("expected a file that this version", "score", keys, model)
         losses, = glob.glob(self.path("damage.json.losses", "*", "token_losses_128_8.safetensors"))
         data = read_bytes(losses)
         for damaged, words in ((data[:-1], "bytes"), (b"", "cut short"), (data.replace(b"[899]", b"[898]"), "shape"),
-                               (data.replace(b"losses", b"gains!"), "F32")):
+                               (data.replace(b"losses", b"gains!"), "F32"),
+                               (data[:-4] + struct.pack("<f", math.nan), "losses: expected numbers, got nan")):
             self.write(path, damaged)
             with self.assertRaisesRegex(console.BadInput, words):
                 console.read_losses(path)

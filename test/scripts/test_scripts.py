@@ -56,8 +56,8 @@ class TestQueue(Folder):
     def test_another_file_is_another_evaluation(self):
         flags = {"load": "run", "val_files": "a.bin", "eval_lengths": "512", "out": "o"}
         done = runqueue.Command("evaluate", "./train_gpt2", flags, self.folder, self.path("eval.done"), 0)
-        self.write("eval.done", json.dumps(runqueue.settings_of(done)) + "\n")
-        self.write("log.jsonl", '{"kind":"extrapolation"}\n')
+        self.write("log.jsonl", '{"kind":"extrapolation","pos":"x","T":512,"stride":512,"ppl":2}\n')
+        runqueue.mark_done(done)
         found = lambda **changed: runqueue.is_done(done._replace(flags={**flags, **changed}))
         self.assertEqual([found(), found(load="moved"), found(val_files="b.bin"), found(eval_lengths="1024")],
                          [True, True, False, False])

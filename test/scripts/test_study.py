@@ -71,6 +71,10 @@ if "eval_lengths" in flags:
                 if "measured" in flags["load"]:
                     f.write(json.dumps({"kind": "evaluation_speed", "pos": "x", "T": T, "ms": 3,
                                         "tok_per_s": 1000 * seed + T, "mem": 2e6 * seed + 4e5}) + "\n")
+                if "token_losses" in flags:
+                    header = json.dumps({"losses": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}).encode()
+                    with open(os.path.join(out, f"token_losses_{T}_{stride}.safetensors"), "wb") as losses:
+                        losses.write(len(header).to_bytes(8, "little") + header + bytes(4))
                 if "curve" in flags:
                     losses = [seed + 1 / (t + 1) for t in range(T)]
                     losses[1] = None
@@ -409,7 +413,7 @@ class TestQueue(Fake):
     def test_deep_json_is_not_an_object(self):
         self.assertEqual(runqueue.read_object(self.write("train.done", "[" * 100_000)), {})
         path = self.write("data/manifest.json", "[" * 100_000)
-        self.assertTrue(runqueue.has_data(os.path.relpath(path, ROOT)))
+        self.assertFalse(runqueue.has_data(os.path.relpath(path, ROOT)))
 
     def test_an_evaluation_without_its_record_is_not_done(self):
         """neither when log.jsonl is lost later, nor when the trainer says that all is well and wrote nothing"""
@@ -420,7 +424,34 @@ class TestQueue(Fake):
         self.assertEqual((len(self.calls(of="evaluate")), os.path.getsize(log) > 0), (2, True))
         r = self.study("--encodings", "mute", seeds="1", code=1)
         self.assertIn("done: 0 of 1 runs", r.stdout)
-        self.assertIn("evaluate left no record in s/2x4x64/mute-T64/seed_1/eval/", r.stderr)
+        self.assertIn("evaluate left no record: s/2x4x64/mute-T64/seed_1/eval/", r.stderr)
+
+    def test_done_means_its_records(self):
+        """what an evaluation was given and what it has left are as they were, or it runs again"""
+        words = ("--encodings", "one", "--eval_lengths", "64", "128", "--val_files", "b_val.txt")
+        self.write("b_val.txt", "a text")
+        self.study(*words, seeds="1")
+        path = "s/2x4x64/one-T64/seed_1/eval/b/log.jsonl"
+        good, table, runs = self.read(path), self.read("s", "study.md"), 1
+        first, second = good.splitlines(keepends=True)
+        for damaged in (first, first + second[:-9], good + first, good.replace("12.0", "13.0"), second + first):
+            self.write(path, damaged)
+            self.study(*words, seeds="1")
+            runs += 1
+            self.assertEqual((len(self.calls(of="evaluate")), self.read(path)), (runs, good), damaged)
+        for name in "b_val.txt", "s/2x4x64/one-T64/seed_1/step_00000004/manifest.json":      # another text, another model
+            self.write(name, "rewritten")
+            for _ in range(2):
+                self.study(*words, seeds="1")
+            runs += 1
+            self.assertEqual(len(self.calls(of="evaluate")), runs, name)
+        os.remove(self.path("b_val.txt"))                       # results outlive the text
+        self.study(*words, "--eval.stride", "16", seeds="1")
+        self.assertIn("11.25 (1)", self.read("s", "study.md"))
+        self.study(*words, seeds="1")
+        self.assertEqual((len(self.calls(of="evaluate")), self.read("s", "study.md")), (runs + 2, table))
+        self.study(*words, seeds="1")
+        self.assertEqual((len(self.calls(of="evaluate")), len(self.calls())), (runs + 2, 1))
 
     def interrupted(self, how, *words):
         """the output of a study that is sent how(process) while the run `slow` or `deaf` is running"""
