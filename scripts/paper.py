@@ -17,8 +17,9 @@ long                   table1's cable, alibi and rope at 131,072 tokens: the "mo
 figure3                tokens/s and memory at 512, 1,024 and 2,048 tokens in training, 30 steps on tiny Shakespeare, and
                        in unbatched generation (also the arXiv version's Figure 4)
 figure4                kernel CABLE with the weight outside and inside the logarithm, and of the arXiv version
-arxiv_figure1          of the arXiv version, and its abstract: trained at 512 and 1,024 on FineWeb-Edu (medium)
-arxiv_figure3          the same on WikiText-103 (tiny): 5,000 steps, perplexity up to 16,384 tokens
+arxiv_figure1          of the arXiv version, and its abstract: trained at 512 and 1,024 on FineWeb-Edu (medium),
+                       perplexity up to 16,384 tokens
+arxiv_figure3          the same on WikiText-103 (tiny): 5,000 steps of 131,072 tokens
 arxiv_figure5          cable_v1 and sinusoidal trained at 512, 1,024 ... 8,192
 arxiv_figure6          cable_v1 and kcable_v1 trained at 512 and 1,024
 sweep                  arxiv_figure5 for every encoding (Figure 4 of ALiBi's paper)
@@ -59,42 +60,42 @@ Size = collections.namedtuple("Size", "L NH C B")           # B: sequences of 1,
 SIZES = {"tiny": Size(6, 8, 512, 64), "small": Size(12, 12, 768, 32), "medium": Size(24, 16, 1024, 16),
          "base": Size(12, 12, 768, 32)}
 
-# name: as in paper_tables.csv; prepare: the command that makes the files; train, val, test: globs; total_batch: tokens
-# per step; test_tokens: number of tokens evaluated; vocab: padded size of the vocabulary
-Data = collections.namedtuple("Data", "name prepare train val test total_batch test_tokens vocab")
+# name: as in paper_tables.csv; prepare: the command that makes the files; train, val, test: globs; test_tokens: number
+# of tokens evaluated; vocab: padded size of the vocabulary
+Data = collections.namedtuple("Data", "name prepare train val test test_tokens vocab")
 
 
-def shards(name, script, directory, prefix, total_batch, test_tokens, test="test"):
+def shards(name, script, directory, prefix, test_tokens, test="test"):
     """the Data of numbered shards that a script of data/ writes"""
     at = lambda split: f"data/{directory}/{prefix}_{split}_*.bin"
     prepare = f"data/{script} --out data/{directory}"
-    return Data(name, prepare, at("train"), at("val"), at(test), total_batch, test_tokens, 50304)
+    return Data(name, prepare, at("train"), at("val"), at(test), test_tokens, 50304)
 
 
 DATA = {
-    "fineweb-edu": shards("fineweb-edu-10B", "fineweb_edu.py", "edu_fineweb10B", "edu_fineweb", 524288, 100_000_000,
+    "fineweb-edu": shards("fineweb-edu-10B", "fineweb_edu.py", "edu_fineweb10B", "edu_fineweb", 100_000_000,
                           "val"),
     "wikitext-103": shards("wikitext-103", "wikitext.py --size 103 --raw --join rows_apart", "wikitext103_raw",
-                           "wikitext103_raw", 131072, 287_645),
+                           "wikitext103_raw", 287_645),
     # only evaluated: FineWeb's validation shard, which the first of its files holds, WikiText-2, and word-level text
-    "fineweb": shards("fineweb-10B", "fineweb_edu.py --dataset classic --files 1", "fineweb10B", "fineweb", 0,
+    "fineweb": shards("fineweb-10B", "fineweb_edu.py --dataset classic --files 1", "fineweb10B", "fineweb",
                       100_000_000, "val"),
-    "fineweb-1B": shards("fineweb-1B", "fineweb_edu.py --dataset classic --sample 1BT", "fineweb1B", "fineweb", 0,
+    "fineweb-1B": shards("fineweb-1B", "fineweb_edu.py --dataset classic --sample 1BT", "fineweb1B", "fineweb",
                          100_000_000, "val"),
     "wikitext-2": shards("wikitext-2", "wikitext.py --size 2 --raw --join rows_apart", "wikitext2_raw",
-                         "wikitext2_raw", 0, 287_645),
-    "wikitext-2-words": shards("wikitext-2, word-level", "wikitext.py --size 2", "wikitext2", "wikitext2", 0, 295_878),
-    "wikitext-103-words": shards("wikitext-103, word-level", "wikitext.py --size 103", "wikitext103", "wikitext103", 0,
+                         "wikitext2_raw", 287_645),
+    "wikitext-2-words": shards("wikitext-2, word-level", "wikitext.py --size 2", "wikitext2", "wikitext2", 295_878),
+    "wikitext-103-words": shards("wikitext-103, word-level", "wikitext.py --size 103", "wikitext103", "wikitext103",
                                  290_000),
     "tinyshakespeare": Data("tinyshakespeare", "data/tinyshakespeare.py --out data/tinyshakespeare",
                             "data/tinyshakespeare/tiny_shakespeare_train.bin",
                             "data/tinyshakespeare/tiny_shakespeare_val.bin",
-                            "data/tinyshakespeare/tiny_shakespeare_val.bin", 524288, 32_768, 50304),
+                            "data/tinyshakespeare/tiny_shakespeare_val.bin", 32_768, 50304),
     "fineweb-edu-bert": shards("fineweb-edu-10B + ms-marco", "fineweb_edu.py --encoding bert", "edu_fineweb10B_bert",
-                               "edu_fineweb", 65536, 0, "val")._replace(vocab=30592),
+                               "edu_fineweb", 0, "val")._replace(vocab=30592),
     "wikitext-2-bytes": Data("wikitext-2-bytes", "data/wikitext.py --size 2 --bytes --out data/wikitext2_bytes",
                              *(f"data/wikitext2_bytes/wikitext2_bytes_{s}.txt" for s in ("train", "val", "test")),
-                             0, 0, 256),
+                             0, 256),
 }
 HELLASWAG = ("data/hellaswag.py --out data/hellaswag", "data/hellaswag/hellaswag_val.bin")
 # the second and third part of BERT: groups of texts for fine-tuning, and a corpus that is searched as a whole. Both
@@ -107,6 +108,9 @@ MLDR = {"queries": "data/mldr_en/mldr_test_queries.bin", "corpus": "data/mldr_en
 MLDR_PREPARE, MLDR_DOCUMENTS, MLDR_TOKENS = "data/mldr.py --out data/mldr_en", 200_000, 4700
 TRIPLETS, TEXTS = 1_250_000, 3                              # groups per epoch; texts per group
 GROUPS = {"printed": 128, "run": 512}                       # groups per update
+# Tokens per step. On WikiText-103 the code and section 5.1 of the arXiv version take 128 sequences of 1,024, while the
+# text of both papers has one number for all data
+BATCH, BATCH_WIKITEXT = 524288, 131072
 BATCH_BERT = {"printed": 65536, "run": 524288}              # tokens per step; the other one is a row to be named
 MASKED = 0.15                                               # share of BERT's tokens that are masked
 STEPS = {("fineweb-edu-bert", "base"): 14000,
@@ -119,7 +123,7 @@ ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}
 RECIPE_BERT = dict(RECIPE, lr="1e-4", **ADAM)
 RECIPE_PAIRS = dict(RECIPE, lr="2e-5", **ADAM)
 LENGTHS = (512, 1024, 2048, 4096, 8192, 15360)
-ARXIV_LENGTHS = (*LENGTHS[:-1], 16384)  # of the arXiv version's models on WikiText-103
+ARXIV_LENGTHS = (*LENGTHS[:-1], 16384)  # of the arXiv version's figures
 LONG = 131072
 RETRIEVAL_LENGTHS = (512, 1024, 2048, 4096, 8192, 16384)
 SLIDING_TOKENS = 1 << 20                # a sliding window costs T / stride times as much per token
@@ -212,7 +216,8 @@ def rows_of(experiment, how="printed"):
     if experiment == "long":
         return trained_at((1024,), "fineweb-edu", "medium", as_named("cable", "alibi", "rope"), lengths=(LONG,))
     if experiment == "arxiv_figure1":
-        return trained_at((512, 1024), "fineweb-edu", "medium", paper_rows("arxiv-1", how)["fineweb-edu", "medium"])
+        return trained_at((512, 1024), "fineweb-edu", "medium", paper_rows("arxiv-1", how)["fineweb-edu", "medium"],
+                          lengths=ARXIV_LENGTHS)
     if experiment == "arxiv_figure3":
         return arxiv_wikitext((512, 1024), paper_rows("arxiv-1", how)["fineweb-edu", "medium"])
     if experiment == "arxiv_figure5":
@@ -311,7 +316,9 @@ def training(row, args, seed, out):
     if s:
         flags.update(total_batch=str(s.B * s.T), steps=str(s.steps), **dict(RECIPE, lr=s.lr, warmup=str(s.steps // 10)))
     else:
-        flags.update(total_batch=str(row.batch or d.total_batch), steps=str(row.steps or steps_of(row, args)),
+        few = row.data == "wikitext-103" and (args.how == "run" or row.experiment in AT_LENGTHS)
+        batch = row.batch or (BATCH_WIKITEXT if few else BATCH)
+        flags.update(total_batch=str(batch), steps=str(row.steps or steps_of(row, args)),
                      **(RECIPE_BERT if row.experiment in BERT else RECIPE))
         if args.how == "run":
             flags["warmup"] = "715"

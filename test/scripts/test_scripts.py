@@ -109,13 +109,15 @@ class TestCommands(Folder):
         return [flags_of(c) for c in dry(*args)[1] if "--train_files" in c]
 
     def test_as_printed_and_as_run(self):
-        for how, warmup, steps, t5, alibi, softmax in (
-                ("printed", "750", "9000", "t5_clip", "alibi", None),
-                ("run", "715", "9150", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric", "padded")):
+        for how, warmup, steps, tokens, t5, alibi, softmax in (
+                ("printed", "750", "9000", "524288", "t5_clip", "alibi", None),
+                ("run", "715", "9150", "131072", "t5_clip:K=256,scale=C,layers=own", "alibi:slopes=geometric",
+                 "padded")):
             trained = self.trains("table1", "tiny", "t5_clip", "alibi", "--as", how)
             self.assertEqual([f["--pos"] for f in trained], [alibi, t5])
             for f in trained:
-                self.assertEqual((f["--warmup"], f["--steps"], f.get("--vocab_softmax")), (warmup, steps, softmax))
+                of = [f.get("--" + name) for name in ("warmup", "steps", "total_batch", "vocab_softmax")]
+                self.assertEqual(of, [warmup, steps, tokens, softmax])
                 self.assertEqual("/as_run/" in f["--out"], how == "run")
             names = [r.pos for r in paper.rows_of("figure4", how)]
             self.assertEqual(("kcable_v1" in names, "kcable" in names, "kcable:weight=inside" in names),
@@ -177,8 +179,9 @@ class TestCommands(Folder):
             self.assertEqual({(r.data, r.T) for r in rows}, {(data, 512), (data, 1024)})
         self.assertEqual([(r.pos, r.T) for r in paper.rows_of("arxiv_figure6")],
                          [(pos, T) for pos in ("cable_v1", "kcable_v1") for T in (512, 1024)])
-        for experiment in ("arxiv_figure3", "arxiv_figure5", "arxiv_figure6", "sweep"):     # section 5.1
-            self.assertEqual({f["--steps"] for f in self.trains(experiment)}, {"5000"})
+        for experiment in ("arxiv_figure1", "arxiv_figure3", "arxiv_figure5", "arxiv_figure6", "sweep"):
+            recipe = ("19073", "524288") if experiment == "arxiv_figure1" else ("5000", "131072")   # of section 5.1
+            self.assertEqual({(f["--steps"], f["--total_batch"]) for f in self.trains(experiment)}, {recipe})
             whole = [flags_of(c) for c in dry(experiment)[1] if "--curve" in c]
             self.assertEqual({f["--eval_lengths"] for f in whole}, {"512,1024,2048,4096,8192,16384"})
         speed = paper.rows_of("figure3")
@@ -210,7 +213,6 @@ class TestCommands(Folder):
     def test_recipe(self):
         steps = {("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
                  ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
-        total_batch = {"fineweb-edu": 524288, "wikitext-103": 131072}
         names = ("lr", "warmup", "final_lr", "weight_decay", "clip", "schedule", "T", "resume")
         for experiment in ("table1", "table3", "table4", "figure4"):
             for row in paper.rows_of(experiment):
@@ -219,8 +221,7 @@ class TestCommands(Folder):
                 f = flags_of(train)
                 self.assertEqual([f["--" + name] for name in names],
                                  ["6e-4", "750", "0.1", "0.1", "1", "cosine", "1024", "1"])
-                self.assertEqual((int(f["--steps"]), int(f["--total_batch"])),
-                                 (steps[row.data, row.model], total_batch[row.data]))
+                self.assertEqual((int(f["--steps"]), f["--total_batch"]), (steps[row.data, row.model], "524288"))
                 lengths = flags_of(evaluate)["--eval_lengths"]
                 self.assertEqual(lengths, "512,1024" if row.pos == "learned" else "512,1024,2048,4096,8192,15360")
 
@@ -278,7 +279,7 @@ class TestCommands(Folder):
 
     def test_arithmetic(self):
         for words, L, C, steps, batch in ((("table1", "medium"), 24, 1024, 19073, 524288),
-                                          (("table4", "wikitext-103", "small"), 12, 768, 5000, 131072)):
+                                          (("table4", "wikitext-103", "small"), 12, 768, 5000, 524288)):
             heading = dry(*words, "cable")[0][0]
             flops = 6 * (12 * L * C * C + 50304 * C) + 6 * L * C * 1024
             hours = steps * batch * flops / (3600 * 200e12)
