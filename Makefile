@@ -32,7 +32,7 @@ OTHER_BITS := -Of% -ffast% -funsafe-math% -fassociative-math -freciprocal-math -
 # What this machine has; only asked when something is compiled.
 PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \
     hashes gpu-check verdict
-ifneq ($(filter-out $(PLAIN) demo-tasks mutations reliability,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out $(PLAIN) demo-tasks mutations,$(or $(MAKECMDGOALS),all)),)
 $(foreach v,CXX CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS,$(foreach flag,\
     $(filter $(OTHER_BITS),$(subst =-, -,$(subst $(COMMA), ,$(call exported,$(v))))),$(error $(v) of the environment \
     has $(flag)$(COMMA) which changes the results: unset it, or type your own: make $(v)=...)))
@@ -189,7 +189,6 @@ fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at 
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
 ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
-reliability: ; @python3 test/attack/reliability.py $(PART:%=--part %) $(ARGS)  ## each promise and its results
 mutations: ; @python3 test/mutations/mutate.py $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks
@@ -202,6 +201,6 @@ mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI f
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
 	@sed -n '1s/.*targets. /\n/p; 2,10s/^# \{0,1\}//p' Makefile
-.PHONY: all $(PLAIN) mpi-found demo-tasks mutations reliability
+.PHONY: all $(PLAIN) mpi-found demo-tasks mutations
 .SECONDARY .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

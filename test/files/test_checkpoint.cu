@@ -342,7 +342,7 @@ TEST_CASE("checkpoint: matrices larger than a block") {
     CHECK(row[999] == (float)(999 * 1500 + 1499));
 }
 
-TEST_CASE("checkpoint: every kind of damage to every file is noticed") {
+TEST_CASE("checkpoint: every kind of damage to every file is noticed", "[P5][P6]") {
     TempDir out;
     const std::string dir = save(out.path, 5, 1), other = save(out.path, 6, 2);
     int undetected = 0, tried = 0;
@@ -391,7 +391,7 @@ TEST_CASE("checkpoint: every kind of damage to every file is noticed") {
     throws_with([&] { verify_checkpoint(dir); }, "expected step 5, as the directory is named, got 6");
 }
 
-TEST_CASE("checkpoint: manifests that lie or come from elsewhere") {
+TEST_CASE("checkpoint: manifests that lie or come from elsewhere", "[P5][P6]") {
     TempDir out;
     const std::string dir = save(out.path, 5, 1), path = dir + "/manifest.json";
     const FileSum sum = sum_file(dir + "/model.safetensors"), config = sum_file(dir + "/config.json");
@@ -410,7 +410,7 @@ TEST_CASE("checkpoint: manifests that lie or come from elsewhere") {
     }
 }
 
-TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named") {
+TEST_CASE("checkpoint: the newest good one is found, and the bad ones are named", "[P5][P6]") {
     TempDir out;
     CHECK(find_checkpoint(out.path) == "");
     CHECK(find_checkpoint(out.path + "/none") == "");
@@ -488,7 +488,7 @@ TEST_CASE("checkpoint: one of another model is refused before anything changes")
     throws_with([&] { save_checkpoint(out.path, 7, model.checkpoint(), 0); }, "not inside tensor wte");
 }
 
-TEST_CASE("checkpoint: old ones are deleted, except for the last and the later ones") {
+TEST_CASE("checkpoint: old ones are deleted, except for the last and the later ones", "[P5][P6]") {
     TempDir out;
     for (int step = 10; step <= 60; step += 10) { save(out.path, step, 1, 2); }
     CHECK(list_checkpoints(out.path) == std::vector<int>{50, 60});
@@ -515,7 +515,8 @@ TEST_CASE("checkpoint: old ones are deleted, except for the last and the later o
     CHECK(list_checkpoints(out.path) == std::vector<int>{100});
 }
 
-TEST_CASE("checkpoint: what is not a checkpoint in the place of one does not keep others from being deleted") {
+TEST_CASE("checkpoint: what is not a checkpoint in the place of one does not keep others from being deleted",
+          "[P5][P6]") {
     TempDir out;
     const auto at = [&](const std::string& name) { return out.path + "/" + name; };
     CaptureStderr err;
@@ -571,7 +572,7 @@ TEST_CASE("checkpoint: saving a step again replaces it, and left-overs are remov
     CHECK(loads_as(find_checkpoint(out.path), 2));
 }
 
-TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothing") {
+TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothing", "[P4]") {
     TempDir out;
     throws_with([&] { check_disk_space(out.path, (uint64_t)1 << 60); },
                 out.path + ": a checkpoint needs 1152921.5 TB, but only ");
@@ -760,7 +761,7 @@ TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") 
 }
 
 TEST_CASE("checkpoint: files and directory are synced before the rename that publishes them, which is synced too",
-          "[fork]") {
+          "[fork][P2]") {
     TempDir out;
     std::vector<Syscall> log;
     const int ended = kill_at(-1, [&] { save(out.path, 2, 2); }, &log);
@@ -799,7 +800,7 @@ TEST_CASE("checkpoint: files and directory are synced before the rename that pub
     CHECK(synced_after == 1);
 }
 
-TEST_CASE("output directory: one run at a time", "[fork]") {
+TEST_CASE("output directory: one run at a time", "[fork][P6]") {
     TempDir dir;
     const std::string out = dir.path + "/a/b";
     {

@@ -114,7 +114,7 @@ TEST_CASE("safetensors: other dtypes are converted to float32 or integers") {
     throws_with([&] { file.read_f32("i", out, {2}); }, "i: expected F32, BF16 or F16, got I32");
 }
 
-TEST_CASE("safetensors: hostile headers are refused") {
+TEST_CASE("safetensors: hostile headers are refused", "[P7]") {
     TempDir dir;
     const std::string path = dir.path + "/hostile.safetensors";
     const std::string good = one("F32", "[2,3]", "[0,24]");
@@ -199,7 +199,7 @@ TEST_CASE("safetensors: hostile headers are refused") {
     throws_with([&] { Safetensors file(fifo); }, "not a regular file");
 }
 
-TEST_CASE("safetensors: a hostile header takes neither memory nor time", "[fork]") {
+TEST_CASE("safetensors: a hostile header takes neither memory nor time", "[fork][P7]") {
     TempDir dir;
     const std::string path = dir.path + "/hostile.safetensors";
     std::string lists = "{\"a\":[", keys = "{";

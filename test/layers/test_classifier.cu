@@ -139,7 +139,7 @@ TEST_CASE("classifier: a hit is larger than every other logit of the vocabulary,
     }
 }
 
-TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan]") {
+TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan][P21]") {
     Random random;
     INFO(random);
     test_classifier(random, 37, 29, 128, 1e4);
@@ -163,7 +163,7 @@ TEST_CASE("classifier: logits of 10,000 in size", "[classifier][asan]") {
     }
 }
 
-TEST_CASE("classifier: a NaN or infinite logit is a NaN loss, not a plausible one", "[classifier]") {
+TEST_CASE("classifier: a NaN or infinite logit is a NaN loss, not a plausible one", "[classifier][P21]") {
     const Array<int> targets(std::vector<int>{0, 0, 0});
     Array<float> x(std::vector<float>{1, NAN, 2, 4, INFINITY, 1, 1, 2, 3}), losses(3);
     classifier(losses, nullptr, (float*)x, targets, 1.0f, 3, 3, 3, false, Stream(0));

@@ -2,7 +2,7 @@
 // learning.
 #include "test/model/bert_model.h"
 
-TEST_CASE("recomputing BERT's activations changes no bit", "[bert]") {
+TEST_CASE("recomputing BERT's activations changes no bit", "[bert][P11]") {
     Random random;
     INFO(random);
     for (const char* name : {"cable", "fire", "sinusoidal"}) {
@@ -31,7 +31,7 @@ TEST_CASE("recomputing BERT's activations changes no bit", "[bert]") {
     }
 }
 
-TEST_CASE("bert: same bits for any number of threads", "[bert]") {
+TEST_CASE("bert: same bits for any number of threads", "[bert][P11]") {
     Random random;
     INFO(random);
     for (const char* name : {"cable", "t5", "fire", "learned"}) {

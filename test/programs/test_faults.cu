@@ -205,7 +205,8 @@ void save_scene(Scene scene, const std::string& out) {
 // ----------------------------------------------------------------------------------------------------------
 // failing calls
 
-TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or the new one is there", "[faults]") {
+TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or the new one is there",
+          "[faults][P3]") {
     const struct { Strike strike; int error; bool survived; } kinds[] = {
         {Strike::Error, ENOSPC, false}, {Strike::Error, EIO, false}, {Strike::Error, EDQUOT, false},
         {Strike::HalfThenError, ENOSPC, false}, {Strike::Half, 0, true}, {Strike::Interrupt, 0, true}};
@@ -458,7 +459,7 @@ int crash_samples(int usual) {
 
 }  // namespace
 
-TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the new one is there", "[faults]") {
+TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the new one is there", "[faults][P2]") {
     Crashes crashes;
     for (const Scene scene : scenes) {
         Place place;
@@ -490,7 +491,8 @@ TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the
     check_none(crashes.wrong);
 }
 
-TEST_CASE("faults: the power fails while a save that failed, or the run after a killed one, tidies up", "[faults]") {
+TEST_CASE("faults: the power fails while a save that failed, or the run after a killed one, tidies up",
+          "[faults][P2]") {
     Crashes crashes;
     for (const Strike kind : {Strike::Kill, Strike::Error}) {
         for (const Scene scene : scenes) {
@@ -653,7 +655,7 @@ struct Reference {
 
 }  // namespace
 
-TEST_CASE("faults: a run killed at any call, and again while it resumes, ends with the same bits", "[faults]") {
+TEST_CASE("faults: a run killed at any call, and again while it resumes, ends with the same bits", "[faults][P1]") {
     const Reference reference;
     std::vector<std::string> wrong;
     long n = 1;
@@ -678,7 +680,7 @@ TEST_CASE("faults: a run killed at any call, and again while it resumes, ends wi
     check_none(wrong);
 }
 
-TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it is not saved", "[faults]") {
+TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it is not saved", "[faults][P3]") {
     const Reference reference;
     std::vector<std::string> wrong;
     const int errors[] = {ENOSPC, EIO, EDQUOT};
@@ -721,7 +723,7 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
     check_none(wrong);
 }
 
-TEST_CASE("faults: signals in other calls and short writes change nothing", "[faults]") {
+TEST_CASE("faults: signals in other calls and short writes change nothing", "[faults][P3]") {
     const Reference reference;
     for (const Strike strike : {Strike::Interrupt, Strike::Half}) {
         Training t;
@@ -734,7 +736,7 @@ TEST_CASE("faults: signals in other calls and short writes change nothing", "[fa
     }
 }
 
-TEST_CASE("faults: training continues after a failed save", "[faults]") {
+TEST_CASE("faults: training continues after a failed save", "[faults][P4]") {
     const Reference reference;
     const long n = reference.calls / 4;         // in the first of the three saves, among its files
     Training t;
@@ -762,7 +764,7 @@ TEST_CASE("faults: training continues after a failed save", "[faults]") {
 }
 
 // What is on the disk, step by step, by the rule of retire_checkpoints
-TEST_CASE("faults: how many checkpoints there will be is known at the start", "[faults]") {
+TEST_CASE("faults: how many checkpoints there will be is known at the start", "[faults][P4]") {
     Random random;
     INFO(random);
     for (int n = 0; n < 2000; n++) {

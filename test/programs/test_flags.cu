@@ -323,7 +323,7 @@ TEST_CASE("args: the banner shows the flags that differ from their defaults", "[
     CHECK(banner_line("flags", flags) == "flags             --train_files 'x *' --lr 0.5 --out a\\x0ab --check\n");
 }
 
-TEST_CASE("args: a resumed run must have the flags that decide what is computed", "[args]") {
+TEST_CASE("args: a resumed run must have the flags that decide what is computed", "[args][P9]") {
     const Options first = parse({"--lr", "1e-3", "--eval_lengths", "64,128"});
     const Json saved = parse_json(json_text(options_json(first)), "state.json");
     check_resumed_options(first, saved, "state.json");

@@ -33,7 +33,7 @@ std::vector<uint16_t> ids_below(int vocab, size_t n) {
 // ----------------------------------------------------------------------------------------------------------
 // the same bits
 
-TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken run", "[run]") {
+TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken run", "[run][P1]") {
     if (!have_program()) { return; }
     for (const char* pos : {"cable", "fire", "learned"}) {
         INFO(pos);
@@ -91,7 +91,7 @@ TEST_CASE("run: the log begins with the flags, from which --config trains the sa
     CHECK(of_kind(json_lines(place / "use/log.jsonl"), "config").empty());  // there the first record is a result
 }
 
-TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
+TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run][P1]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--steps 30 --checkpoint_every 2 --keep 2 --skip_norm_z 3");
@@ -125,7 +125,7 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run]") {
     }
 }
 
-TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[run]") {
+TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[run][P16]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --steps 4000 --val_every 0")
@@ -151,7 +151,7 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
     CHECK(read_file(place.out() + "/main.log") == read_file(place / "whole/main.log"));
 }
 
-TEST_CASE("run: a second signal, one during a validation, nohup, and a console that goes away", "[run]") {
+TEST_CASE("run: a second signal, one during a validation, nohup, and a console that goes away", "[run][P16]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --val_every 0 --steps 100000")
@@ -237,7 +237,7 @@ TEST_CASE("run: resuming where there is nothing is said, or refused, and loses n
     CHECK_FALSE(path_exists(place / "saved/main.log.1"));
 }
 
-TEST_CASE("run: threads and recomputing change no bit, micro-batches only rounding", "[run]") {
+TEST_CASE("run: threads and recomputing change no bit, micro-batches only rounding", "[run][P11]") {
     if (!have_program()) { return; }
     Place place;
     // shapes that no tile divides, several slabs of rows, five micro-batches
@@ -352,7 +352,7 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
     CHECK(json_lines(place / "out2/log.jsonl").empty());
 }
 
-TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
+TEST_CASE("run: a checkpoint of another model is refused", "[run][P9]") {
     if (!have_program()) { return; }
     Place place;
     const Flags use = Flags().set("--val_files", place / "val.txt").set("--threads", "1");
@@ -410,7 +410,7 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run]") {
 }
 
 // Checkpoints from before an encoding's default changed: config.json lacks the key, and they compute what they did
-TEST_CASE("run: old forms of encodings", "[run]") {
+TEST_CASE("run: old forms of encodings", "[run][P23]") {
     if (!have_program()) { return; }
     Place place;
     struct Golden { std::string name, form, conflict; double ppl[3], loss[2]; };
@@ -452,7 +452,7 @@ TEST_CASE("run: old forms of encodings", "[run]") {
     }
 }
 
-TEST_CASE("run: a resumed run keeps what it is", "[run]") {
+TEST_CASE("run: a resumed run keeps what it is", "[run][P9]") {
     if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--steps 8 --checkpoint_every 4 --schedule linear");
@@ -511,7 +511,7 @@ void rewrite_in_checkpoint(const std::string& dir, int step, const std::string& 
     write_file(dir + "/manifest.json", manifest_text(step, sums));
 }
 
-TEST_CASE("run: it is not resumed on other data", "[run]") {
+TEST_CASE("run: it is not resumed on other data", "[run][P9]") {
     if (!have_program()) { return; }
     ShardedPlace place;
     const std::string first = read_file(place.data(0)), second = read_file(place.data(1));
@@ -1048,11 +1048,11 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
 // ----------------------------------------------------------------------------------------------------------
 // damage
 
-TEST_CASE("run: an old checkpoint goes on", "[run]") {
+TEST_CASE("run: an old checkpoint goes on", "[run][P23]") {
     if (have_program()) { check_old_checkpoint("train_gpt2"); }
 }
 
-TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run]") {
+TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run][P14]") {
     if (!have_program()) { return; }
     Place place;
     const Outcome o = place.run(place.base.with("--steps 60 --checkpoint_every 5 --lr 1e30 --schedule constant"));
@@ -1090,7 +1090,7 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
     CHECK(contains(p.err, "non-finite"));
 }
 
-TEST_CASE("run: a step that is skipped is a step, with its samples and its learning rate", "[run]") {
+TEST_CASE("run: a step that is skipped is a step, with its samples and its learning rate", "[run][P14]") {
     if (!have_program()) { return; }
     Place place;
     // updates too small to change a loss, so that it tells the samples
@@ -1141,7 +1141,7 @@ TEST_CASE("run: a gradient longer than --clip is cut to it, exactly, and a short
     CHECK(std::fabs(first(1.5 * norm, &said) / norm - 1) <= rounding);
 }
 
-TEST_CASE("run: a damaged checkpoint is passed over", "[run]") {
+TEST_CASE("run: a damaged checkpoint is passed over", "[run][P6]") {
     if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);

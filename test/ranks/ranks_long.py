@@ -14,8 +14,7 @@
             message says which rank, and of a rank that stopped also which collective
 
 Each case is drawn from its name only, and is a row of the CSV with the commit of the sources that it ran on. A case
-that has passed on this commit is not run again, so that one run continues where another stopped. The counts are kept in
-dev/results/reliability.csv, by `make reliability`."""
+that has passed on this commit is not run again, so that one run continues where another stopped."""
 import argparse
 import hashlib
 import os

@@ -1,5 +1,6 @@
-"""test_console.py -- scripts/console.py: no script prints a control character, and every error is a line and an exit
-code."""
+"""test_console.py -- scripts/console.py and ledger.py: no script prints a control character, every error is a line and
+an exit code, and rows are added whole."""
+import argparse
 import glob
 import hashlib
 import os
@@ -12,6 +13,7 @@ import unittest
 
 from folder import ROOT, SCRIPTS, Folder
 import console
+import ledger
 
 FOLDERS = ("scripts", "data", "dev", "dev/hf", "dev/bench")
 CONTROLS = {chr(c) for c in (*range(32), *range(127, 160))} - {"\n", "\t"}
@@ -152,6 +154,25 @@ class TestConsole(Folder):
             self.write("a.csv", text)
             with self.assertRaisesRegex(console.BadInput, "a.csv: " + re.escape(says)):
                 console.read_table(path, columns, ("name",))
+
+    def test_rows_and_shares_of_a_ledger(self):
+        path, things = self.path("rows.csv"), list(range(11))
+        for n in range(1, 14):
+            shares = [ledger.share(ledger.part_of(f"{k}/{n}"), things) for k in range(1, n + 1)]
+            self.assertEqual(sorted(x for s in shares for x in s), things)
+            self.assertLessEqual(max(map(len, shares)) - min(map(len, shares)), 1)
+        for text in "0/2", "3/2", "1", "1/0", "-1/2", "1/2x", "1/ 2", "":
+            self.assertRaisesRegex(argparse.ArgumentTypeError, "expected K/N with K from 1 to N, got " + text,
+                                   ledger.part_of, text)
+        self.assertEqual(ledger.read(path), [])
+        ledger.append(path, {"a": 1, "b": 'a "word", é'})
+        ledger.append(path, {"b": "", "a": 2})
+        self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
+        whole = self.read("rows.csv").encode()
+        for last in (b"3", b"3,", b"3,4,5\n", b"\xff\0\n", b'"\n'):         # torn, or damaged
+            self.write("rows.csv", whole + last)
+            with self.assertRaisesRegex(console.BadInput, "rows.csv: line 4: expected 2 columns"):
+                ledger.read(path)
 
 
 if __name__ == "__main__":

@@ -42,7 +42,7 @@ int open_descriptors() { return (int)list_directory("/proc/self/fd").size(); }
 
 } // namespace
 
-TEST_CASE("shards: a pattern names the files that it names in a shell", "[data]") {
+TEST_CASE("shards: a pattern names the files that it names in a shell", "[data][P8]") {
     TempDir dir;
     for (const char* name : {"a1", "a2", "b1", ".hidden"}) {
         io_mkdirs(dir / name);
@@ -70,7 +70,7 @@ TEST_CASE("shards: a pattern names the files that it names in a shell", "[data]"
     CHECK(found > 60);
 }
 
-TEST_CASE("shards: every window and every stretch of the stream holds the right ids", "[data]") {
+TEST_CASE("shards: every window and every stretch of the stream holds the right ids", "[data][P8]") {
     TempDir dir;
     const int tokens[] = {50, 7, 1, 23};
     std::vector<int> stream;
@@ -112,7 +112,7 @@ TEST_CASE("shards: every window and every stretch of the stream holds the right 
     CHECK(throws_with([&] { files.windows(INT_MAX); }, "at least 2147483648 tokens") == 2);
 }
 
-TEST_CASE("shards: a read of several chunks holds the right ids, at each width", "[data]") {
+TEST_CASE("shards: a read of several chunks holds the right ids, at each width", "[data][P8]") {
     TempDir dir;
     const uint64_t n = 6 * 16384 + 100;                         // 6, 12 and 24 chunks of 16 KiB
     std::vector<uint8_t> bytes;
@@ -139,7 +139,7 @@ TEST_CASE("shards: a read of several chunks holds the right ids, at each width",
     }
 }
 
-TEST_CASE("shards: the vocabulary of the header, or GPT-2's and llama-3's where it names none", "[data]") {
+TEST_CASE("shards: the vocabulary of the header, or GPT-2's and llama-3's where it names none", "[data][P8]") {
     TempDir dir;
     std::vector<uint16_t> narrow(20000, 50256);
     write_file(dir / "gpt2.bin", header_bytes({SHARD_MAGIC, 1, 20000}) + bytes_of(narrow));
@@ -169,7 +169,7 @@ TEST_CASE("shards: the vocabulary of the header, or GPT-2's and llama-3's where 
                       "token 2: expected an id from 0 to 128255, got 2147483648") == 2);
 }
 
-TEST_CASE("shards: hostile headers are refused, naming flag and file", "[data]") {
+TEST_CASE("shards: hostile headers are refused, naming flag and file", "[data][P8]") {
     TempDir dir;
     const std::string path = dir / "x.bin", good = shard_bytes(0, 100);
     const std::string where = "--train_files: " + path + ": ";
@@ -201,7 +201,7 @@ TEST_CASE("shards: hostile headers are refused, naming flag and file", "[data]")
     CHECK(refused(path, where + "expected version 7, got 1") == 2);
 }
 
-TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data]") {
+TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data][P8]") {
     TempDir dir;
     const std::string path = dir / "x.bin", good = shard_bytes(0, 100);
     const std::string where = "--train_files: " + path + ": ";
@@ -231,7 +231,7 @@ TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data]") {
     alarm(0);
 }
 
-TEST_CASE("shards: all have one vocabulary", "[data]") {
+TEST_CASE("shards: all have one vocabulary", "[data][P8]") {
     TempDir dir;
     write_file(dir / "a.bin", shard_bytes(0, 100));
     write_file(dir / "b.bin", shard_bytes(1, 100, 301));
@@ -266,7 +266,7 @@ TEST_CASE("text: every byte is a token; names are sorted and may contain wildcar
     CHECK(std::vector<int>(out, out + 6) == std::vector<int>({'x', 'y', 'z', 'a', 'b', 0}));
 }
 
-TEST_CASE("shards: a file that shrinks or is replaced during a run is an error", "[data]") {
+TEST_CASE("shards: a file that shrinks or is replaced during a run is an error", "[data][P8]") {
     TempDir dir;
     const std::string path = dir / "x.bin";
     write_file(path, shard_bytes(0, 100));
@@ -286,7 +286,7 @@ TEST_CASE("shards: a file that shrinks or is replaced during a run is an error",
     CHECK(window_of(closed, 2, 33)[32] == id_at(0, 98));
 }
 
-TEST_CASE("shards: any number of files with a bounded number of descriptors", "[data]") {
+TEST_CASE("shards: any number of files with a bounded number of descriptors", "[data][P8]") {
     TempDir dir;
     for (int s = 0; s < 700; s++) { write_file(dir / strprintf("%04d.bin", s), shard_bytes(s, 5)); }
     const int before = open_descriptors();
@@ -315,7 +315,7 @@ std::string rows_bytes(int rows, int row, int vocab, std::vector<int32_t> header
     return header_bytes(header) + bytes_of(ids);
 }
 
-TEST_CASE("shards: an example in a row is a sample, and only its answer is a target", "[data][tasks][asan]") {
+TEST_CASE("shards: an example in a row is a sample, and only its answer is a target", "[data][tasks][asan][P8]") {
     TempDir dir;
     const int rows = 11, row = 9;
     const int T = row - 1;
@@ -359,7 +359,7 @@ TEST_CASE("shards: an example in a row is a sample, and only its answer is a tar
                       "expected an id from 0 to 289") == 2);
 }
 
-TEST_CASE("shards: 64-bit offsets in files of 2.2, 4.2, 8.4 and 9 GB", "[data]") {
+TEST_CASE("shards: 64-bit offsets in files of 2.2, 4.2, 8.4 and 9 GB", "[data][P8]") {
     TempDir dir;
     const struct { const char* name; int tokens, magic, version, width; } table[] = {
         {"2.2GB.bin", 1100000000, SHARD_MAGIC, 1, 2}, {"4.2GB.bin", 2100000000, SHARD_MAGIC, 1, 2},
@@ -398,7 +398,7 @@ TEST_CASE("shards: 64-bit offsets in files of 2.2, 4.2, 8.4 and 9 GB", "[data]")
     CHECK(ids[1999] == 'A');
 }
 
-TEST_CASE("order: every epoch is another permutation of all windows", "[data]") {
+TEST_CASE("order: every epoch is another permutation of all windows", "[data][P10]") {
     for (const uint64_t n : {1, 2, 3, 7, 1000, 4097}) {
         INFO("windows " << n);
         std::set<std::vector<uint64_t>> orders;
@@ -424,7 +424,7 @@ TEST_CASE("order: every epoch is another permutation of all windows", "[data]") 
     CHECK(throws_with([&] { sample_window(0, 0, 42, true); }, "expected at least 1 sample") == 2);
 }
 
-TEST_CASE("order: the stream of samples does not depend on how it is cut into batches", "[data]") {
+TEST_CASE("order: the stream of samples does not depend on how it is cut into batches", "[data][P10]") {
     TempDir dir;
     write_file(dir / "a.bin", shard_bytes(0, 200));
     write_file(dir / "b.bin", shard_bytes(1, 150));

@@ -348,7 +348,7 @@ TEST_CASE("documents: text has the ids of BERT's own tokenizer", "[documents]") 
     }
 }
 
-TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][asan]") {
+TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][asan][P10]") {
     TempDir dir;
     write_file(dir / "train_0.bin", shard(0, 30, 3));
     write_file(dir / "train_1.bin", shard(30, 12, 3));

@@ -136,7 +136,7 @@ TEST_CASE("mlm: special tokens are never chosen or drawn; all others are, equall
     CHECK((binomial(seen[5], 4000, 0.8) && binomial(seen[1], 4000, 0.05) && binomial(seen[4], 4000, 0.15)));
 }
 
-TEST_CASE("mlm: a pure function of seed, sample and position", "[mlm]") {
+TEST_CASE("mlm: a pure function of seed, sample and position", "[mlm][P10]") {
     const SpecialTokens s = special_tokens(30522);
     const std::vector<int> ids = plain_ids(s, 1000);
     const Masked whole = mask(s, ids, 42, EVALUATION_SAMPLE, 777);
@@ -175,7 +175,7 @@ TEST_CASE("mlm: a pure function of seed, sample and position", "[mlm]") {
     }
 }
 
-TEST_CASE("mlm: golden values, so that later versions can resume a run", "[mlm]") {
+TEST_CASE("mlm: golden values, so that later versions can resume a run", "[mlm][P10]") {
     const SpecialTokens s = special_tokens(260);
     std::vector<int> ids(40);
     for (int i = 0; i < 40; i++) { ids[(size_t)i] = 'A' + i; }
