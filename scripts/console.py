@@ -30,7 +30,8 @@ CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 PACKAGES = {"matplotlib": "apt install python3-matplotlib", "numpy": "apt install python3-numpy",
             "scipy": "apt install python3-scipy",
             "tensorboard": "pip install tensorboard", "wandb": "pip install wandb",
-            "torch": "apt install python3-torch", "xxhash": "apt install python3-xxhash, or pip install xxhash"}
+            "torch": "apt install python3-torch", "transformers": "pip install transformers safetensors",
+            "xxhash": "apt install python3-xxhash, or pip install xxhash"}
 TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 

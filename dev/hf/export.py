@@ -2,12 +2,17 @@
 """export.py -- what other libraries need beside a checkpoint.
 
     dev/hf/export.py STEP OUT                       STEP: run/cable/step_00001000, or run/cable: its newest checkpoint
+    dev/hf/export.py --check TEXT STEP OUT          also compares the losses of OUT in transformers and of STEP in
+                                                    train_gpt2, on a text or shard like those it was trained on
 
 A checkpoint is its own export: AutoModelForCausalLM.from_pretrained(STEP, trust_remote_code=True). This script writes a
 copy with today's cable_hf.py, which an old checkpoint needs for new versions of transformers; and of a BERT, old or
 not, a copy that SentenceTransformer("OUT", trust_remote_code=True) loads: modules.json and 1_Pooling, with the pooling
 that it was trained with. A retriever's copy leaves out the head of masked language modelling, which --pairs does not
 train.
+
+A changed kernel trains another model than PyTorch's, unless that is changed too: --check then fails with both losses.
+Its trainer is ./train_gpt2, or the one in TRAIN_GPT2; a build in float32.
 
 The checkpoint is compared with its manifest. One without a manifest, which PyTorch has saved, is taken as it is.
 """
@@ -16,7 +21,9 @@ import json
 import os
 import re
 import struct
+import subprocess
 import sys
+import tempfile
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
@@ -24,6 +31,8 @@ sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
 import console                  # noqa: E402
 from console import BadInput    # noqa: E402
 
+TRAINER = os.environ.get("TRAIN_GPT2") or os.path.join(os.path.dirname(os.path.dirname(HERE)), "train_gpt2")
+SAME = 1e-4             # of a loss in two programs in float32, which differ by 1e-6
 FILES = os.path.join(os.path.dirname(os.path.dirname(HERE)), "llmc", "engine", "files")
 CODE, SOURCES = "cable_hf.py", ("cable_encodings.py", "cable_hf.py")
 COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json",
@@ -208,11 +217,56 @@ def export(source, out):
     return source
 
 
+def tokens_of(path):
+    """the tokens of a text, its bytes, or of a shard of GPT-2's format"""
+    with console.open_regular(path) as f:
+        data = f.read(1 << 22)
+    if not path.endswith(".bin"):
+        return list(data)
+    if data[:8] != struct.pack("<2i", 20240520, 1):
+        raise BadInput(f"{path}: expected a text or a shard of tokens, as the scripts of data/ write them")
+    return [token for token, in struct.iter_unpack("<H", data[1024:len(data) // 2 * 2])]
+
+
+def loss_of_trainer(source, text, length, count):
+    with tempfile.TemporaryDirectory() as out:
+        run = subprocess.run([TRAINER, "--load", source, "--val_files", text, "--eval_lengths", str(length),
+                              "--eval_tokens", str(count), "--out", out], capture_output=True, text=True)
+        if run.returncode != 0:
+            raise BadInput(f"{TRAINER} ended with exit code {run.returncode}: {run.stderr.strip()}")
+        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
+            return next(r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation")
+
+
+def check_losses(source, out, text):
+    torch, transformers = console.need("torch"), console.need("transformers")
+    tokens, config = torch.tensor(tokens_of(text)), read_config(out)[0]
+    length = min(config.get("n_positions", 0), 1024)
+    windows = min((len(tokens) - 1) // max(length, 1), 16)
+    if windows == 0 or "n_positions" not in config:
+        raise BadInput(f"--check: expected a checkpoint of train_gpt2 and a text of at least {length + 1} tokens, got "
+                       f"{config['model_type']} and {len(tokens)}")
+    trainer, loss = loss_of_trainer(source, text, length, windows * length), 0.0
+    model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
+    with torch.no_grad():
+        for x, y in zip(tokens[:windows * length].view(-1, length), tokens[1:windows * length + 1].view(-1, length)):
+            loss += torch.nn.functional.cross_entropy(model(x[None]).logits[0].double(), y).item() / windows
+    both = f"loss {trainer:.6f} in train_gpt2, {loss:.6f} in transformers"
+    if not abs(trainer - loss) <= SAME:
+        raise BadInput(f"{out}: {both}: another model; docs/new_kernel.md says what to change beside a kernel")
+    print(f"{both}: the same model")
+
+
 def main(argv):
+    texts = argv[1:2] if argv[:1] == ["--check"] else []
+    argv = argv[2 * len(texts):]
     if len(argv) != 2 or argv[0].startswith("-"):
         print(__doc__, file=sys.stderr)
         return 2
-    print(f"{export(*argv)} -> {argv[1]}")
+    source, out = export(*argv), argv[1]
+    print(f"{source} -> {out}", flush=True)
+    for text in texts:
+        check_losses(source, out, text)
 
 
 if __name__ == "__main__":

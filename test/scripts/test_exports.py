@@ -19,6 +19,8 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import unittest.mock
+import warnings
 
 import interpreter
 
@@ -602,6 +604,47 @@ class Transformers(Case):
             if pos != "learned":
                 with self.subTest(pos=pos):
                     self.compare_export(train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2"))
+
+    def built_from(self, commit):
+        """train_gpt2 as if it had been built from this commit, whose name it knows"""
+        words = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, check=True).stdout
+        known = re.search(rb"commit (\S+),", words)[1]
+        with open(TRAINER, "rb") as f:
+            binary = f.read()
+        self.assertEqual(binary.count(known + b"\0"), 1)
+        return self.executable("built_" + commit, binary.replace(known, commit.rjust(len(known), "x").encode()))
+
+    def test_a_checkpoint_knows_that_sources_were_changed(self):
+        for commit in "-dirty", "0":
+            with unittest.mock.patch.object(sys.modules[__name__], "TRAINER", self.built_from(commit)):
+                step = train(self.dir, "run" + commit, "cable", "--model", "1,1,8", steps=1)
+                train(self.dir, "again" + commit, "cable", "--load", step, steps=1)
+            for path in step, self.path("exported" + commit):
+                if path != step:
+                    export.export(step, path)
+                with warnings.catch_warnings(record=True) as found:
+                    warnings.simplefilter("always")
+                    self.load(path)
+                found = [str(w.message) for w in found if "sources differed from their commit" in str(w.message)]
+                self.assertEqual([commit in text for text in found], [True] * (commit == "-dirty"))
+
+    def test_export_compares_the_losses(self):
+        def check(step, out, *words):
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                return console.code_of(export.main, [*words, step, self.path(out)]), said.getvalue()
+        for pos, text, *flags in (("cable", "text.txt"), ("learned", "text.txt"),
+                                  ("rope", "lines.bin", "--document_mask", "1")):
+            step = train(self.dir, "run_" + pos, pos, "--model", "1,2,16", "--lr", "1e-2", *flags)
+            code, said = check(step, "out_" + pos, "--check", self.path(text))
+            self.assertEqual((code, "in transformers: the same model" in said), (0, True), said)
+            with unittest.mock.patch.object(torch.nn.LayerNorm, "forward", lambda self, x: x * self.weight):
+                code, said = check(step, "other_" + pos, "--check", self.path(text))
+            self.assertEqual(code, 2, said)
+            self.assertRegex(said, r"loss [0-9.]+ in train_gpt2, [0-9.]+ in transformers: another model; docs/new_kern")
+        short = self.write("short.txt", "ab")
+        self.assertIn("a text of at least 33 tokens", check(step, "short", "--check", short)[1])
+        self.assertEqual(check(step, "usage", "--check")[0], 2)
 
     def test_stretched_checkpoint_is_the_export(self):
         short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2")

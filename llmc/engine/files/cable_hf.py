@@ -13,6 +13,8 @@ compute what the trainers compute, with a key-value cache, padding on either sid
 attention_mask hides is not a key, has no position, and adds nothing to CABLE's running sum. Attention runs over blocks
 of queries, so that no (T,T) matrix is ever in memory.
 """
+import warnings
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
@@ -296,10 +298,16 @@ class CableBase(PreTrainedModel):
 
     @classmethod
     def from_pretrained(cls, *arguments, output_loading_info=False, **rest):
-        """A tensor that the file lacks would be drawn at random, which is an error here."""
+        """A tensor that the file lacks would be drawn at random, which is an error here. A warning if the trainer was
+        built from sources that differed from its commit."""
         model, info = super().from_pretrained(*arguments, output_loading_info=True, **rest)
         if info["missing_keys"]:
             raise ValueError(f"the checkpoint lacks {', '.join(sorted(info['missing_keys'])[:4])}")
+        commit = getattr(model.config, "built_from", None)
+        if commit is not None:
+            warnings.warn(f"this checkpoint is of a trainer whose sources differed from their commit ({commit}): if a "
+                          "kernel was changed, this model may compute something else; compare the losses: "
+                          "dev/hf/export.py --check TEXT STEP OUT")
         return (model, info) if output_loading_info else model
 
 

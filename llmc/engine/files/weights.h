@@ -169,11 +169,11 @@ inline const Json& computed_values() {
 }
 // 2 keys that do not. The tensors' shapes decide about extents; dropout matters only in training, which has none here.
 constexpr const char* HARMLESS_KEYS =
-    // extents, files, types of numbers, and transformers' history of the model
+    // extents, files, types of numbers, and the history of the model
     " n_ctx n_inner intermediate_size type_vocab_size model_type architectures transformers_version _name_or_path"
     " name_or_path _commit_hash torch_dtype dtype use_bfloat16 reorder_and_upcast_attn chunk_size_feed_forward"
     " attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset"
-    " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder"
+    " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder built_from"
     " n_special predict_special_tokens"
     // training
     " initializer_range resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob"

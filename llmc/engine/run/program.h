@@ -128,10 +128,14 @@ inline void report_sudden_ends() {
 
 // The commit, which the Makefile links in
 extern "C" __attribute__((weak)) const char build_commit[];
+inline const char* commit_of_build() {          // nullptr: not linked in
+    const char* commit = build_commit;
+    return commit;
+}
 
 // "commit 25e689e1ab, float32, CPU, compiler 12.2.0"
 inline std::string version_text() {
-    const char* commit = build_commit;
+    const char* commit = commit_of_build();
     const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
     return strprintf("commit %s, %s, %s, compiler %s", commit != nullptr ? commit : "unknown", precision,
                      ON_GPU ? "CUDA" : "CPU", __VERSION__);
@@ -141,7 +145,7 @@ inline std::string version_text() {
 inline Json config_record(const Options& o, const Json& encoding) {
     Json flags = options_json(o);
     flags.erase("config");                      // the flags that it gave are among the rest
-    const char* commit = build_commit;
+    const char* commit = commit_of_build();
     return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", utc_time()},
             {"encoding", encoding}, {"flags", flags}};
 }

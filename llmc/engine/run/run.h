@@ -161,6 +161,9 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
         }
     }
     c.config = config;
+    const char* commit = commit_of_build();
+    // cable_hf.py warns: if a kernel was changed, it computes another model
+    if (commit != nullptr && strstr(commit, "-dirty") != nullptr) { c.config["built_from"] = commit; }
     c.state = r.state.to_json(r.o);
     if (r.record) { c.state["data"] = r.record->json(); }
     if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
