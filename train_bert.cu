@@ -523,7 +523,7 @@ int bert_main(int argc, char** argv) {
     if (data.train) { run.data = data_text(run, *data.train); }
     if (data.pairs) { run.data = data_text(run, thousands(data.epoch(o.T)) + " groups", data.epoch(o.T)); }
     report_run(run, model, config, acts.bytes(), buffers);
-    if (data.train) { data.train->windows(o.T); }               // an error if there is none
+    data.check_lengths(run);
     const std::string batch = data.pairs ? strprintf("%d groups", run.samples)
                                          : strprintf("%lld tokens", (long long)o.total_batch);
     if (o.check) { return report_check(run, model, batch); }

@@ -458,7 +458,7 @@ int gpt2_main(int argc, char** argv) {
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
     report_run(run, model, config, acts.bytes());
-    if (data.train) { data.train->windows(o.T); }               // an error if there is none
+    data.check_lengths(run);
     if (o.check) { return report_check(run, model, strprintf("%lld tokens", (long long)o.total_batch)); }
     // 4 the weights
     data.record(run);

@@ -79,19 +79,28 @@ int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint
     return (int)n;
 }
 
-// Scores the first `limit` targets of the stream (0: all), in windows of T; acts holds at least one of them.
+// The targets of an evaluation: the first `limit` of the stream (0: all). Dies unless they fill a window of T, as the
+// loss of a shorter one is not that at T.
+inline uint64_t evaluated_targets(const TokenFiles& files, int T, uint64_t limit) {
+    check(files.tokens > (uint64_t)T, "%s: '%s': expected at least %zu tokens to evaluate at T = %d, got %zu (use a "
+          "smaller T, or more data)", files.flag.c_str(), files.pattern.c_str(), (size_t)T + 1, T,
+          (size_t)files.tokens);
+    check(limit == 0 || limit >= (uint64_t)T, "--eval_tokens: expected at least %d, for a window of --eval_lengths, "
+          "got %zu", T, (size_t)limit);
+    return limit > 0 ? std::min(limit, files.tokens - 1) : files.tokens - 1;
+}
+
+// Scores evaluated_targets() in windows of T; acts holds at least one of them.
 // token_losses: if not null, gets the loss of every target, in order
 template <class Model, class Acts>
 Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
                     std::vector<float>* token_losses = nullptr) {
     const Doing evaluating("evaluating");
-    check(files.tokens >= 2, "%s %s: %llu tokens are too few to evaluate on", files.flag.c_str(), files.pattern.c_str(),
-          (unsigned long long)files.tokens);
-    const uint64_t total = limit > 0 && limit < files.tokens - 1 ? limit : files.tokens - 1;
+    const uint64_t total = evaluated_targets(files, T, limit);
     Evaluation e;
     e.T = T;
     e.stride = stride > 0 && stride < T ? stride : T;
-    e.windows = total <= (uint64_t)T ? 1 : 1 + ceil_div(total - T, (uint64_t)e.stride);
+    e.windows = 1 + ceil_div(total - T, (uint64_t)e.stride);
     const size_t ranks = (size_t)comm().size;
     const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
     e.B = most;

@@ -48,8 +48,7 @@ struct BERTData : TokenData {
     Collections collections;
 
     explicit BERTData(const Run& run)
-        : TokenData(run, run.trains && run.o.pairs.empty(),
-                    !run.o.eval_lengths.empty() && run.o.corpus.empty() && run.o.encode.empty()) {}
+        : TokenData(run, run.trains && run.o.pairs.empty(), evaluates_lengths(run.o)) {}
 
     // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
     // [PAD] too.
@@ -103,8 +102,7 @@ template <class Model> void use_bert(Model& model, const Run& run, const BERTDat
     const Options& o = run.o;
     const Collections& collections = data.collections;
     const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
-    const bool embeds = collections.corpus != nullptr || collections.encode != nullptr;
-    if (!o.eval_lengths.empty() && !embeds) {
+    if (evaluates_lengths(o)) {
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
                          *run.log);
     }

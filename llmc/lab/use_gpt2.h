@@ -15,7 +15,7 @@ inline bool uses_gpt2(const Options& o) {
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
     check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
           "by token, which %d would only repeat; start it as one", comm().size, comm().size);
-    check(!o.token_losses || (!o.eval_lengths.empty() && o.probe.empty()), "--token_losses: expected --eval_lengths, "
+    check(!o.token_losses || evaluates_lengths(o), "--token_losses: expected --eval_lengths, "
           "without --probe, for losses to write");
     check(!o.token_losses || !o.out.empty(), "--token_losses: give the directory to write to with --out");
     return writes || !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty() || !o.probe.empty();
@@ -114,7 +114,7 @@ template <class Model> void use_gpt2(Model& model, const Run& run, const GPT2Dat
         report_hellaswag(model, acts, *data.hellaswag, 0, true, *run.log);
         acts.release();
     }
-    if (!o.eval_lengths.empty() && o.probe.empty()) {
+    if (evaluates_lengths(o)) {
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
                          *run.log, o.token_losses ? o.out : "");
     }

@@ -14,6 +14,15 @@ struct TokenData {
         if (trains) { train = open_tokens(o, "--train_files"); }
         if (evaluates || (trains && o.val_every > 0)) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
     }
+    // Dies unless the files have a window of every length that will be taken from them.
+    void check_lengths(const Run& run) const {
+        const Options& o = run.o;
+        if (train) { train->windows(o.T); }
+        if (train && o.val_every > 0) { evaluated_targets(*val, o.T, 0); }
+        if (!evaluates_lengths(o)) { return; }
+        evaluated_targets(*val, *std::max_element(o.eval_lengths.begin(), o.eval_lengths.end()),
+                          (uint64_t)o.eval_tokens);
+    }
     // The files whose header names the model's vocabulary
     const TokenFiles* any() const { return train ? train.get() : val.get(); }
 };

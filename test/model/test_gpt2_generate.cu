@@ -169,7 +169,7 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
     const char* pos = GENERATE("cable", "learned", "rope");
     TinyModel model(pos);
     for (int stride : strides) {
-        for (uint64_t limit : {0, 1, 7, 16, 17, 33, 1000}) {
+        for (uint64_t limit : {0, 16, 17, 31, 33, 1000}) {
             const int B = 1 + (int)limit % 3, step = stride == 0 || stride > T ? T : stride;
             INFO(pos << ", stride " << stride << ", limit " << limit << ", B " << B);
             Activations acts = activations_describe(model, B, T, Purpose::Evaluate, 0);
@@ -201,21 +201,27 @@ TEST_CASE("evaluate: every target is scored once, with the context its window gi
     }
 }
 
-TEST_CASE("evaluate: a window longer than the data, and data of a token", "[evaluate][asan]") {
+TEST_CASE("evaluate: data of one window, and data that are shorter", "[evaluate][asan]") {
     const TempDir dir;
-    const std::vector<int> stream = random_ids(9, 4);
+    const std::vector<int> stream = random_ids(65, 4);
     write_shard(dir / "a.bin", stream);
-    write_shard(dir / "one.bin", {5});
+    write_shard(dir / "short.bin", {stream.begin(), stream.begin() + 64});
     TinyModel model("cable");
     Activations acts = activations_describe(model, 2, 64, Purpose::Evaluate, 0);
     activations_allocate(acts);
-    const TokenFiles files(dir / "a.bin", "--val_files"), one(dir / "one.bin", "--val_files");
+    const TokenFiles files(dir / "a.bin", "--val_files"), less(dir / "short.bin", "--val_files");
     const Expected want = by_definition(model, stream, 64, 64, 0);
     const Evaluation e = evaluate(model, acts, files, 64, 8, 0);
     CHECK(e.windows == 1);
-    CHECK(e.tokens == 8);
+    CHECK(e.tokens == 64);
     CHECK(std::fabs(e.loss - want.loss) <= 2e-6 * want.loss);
-    CHECK(throws_with([&] { evaluate(model, acts, one, 64, 0, 0); }, "1 tokens are too few") == EXIT_BAD_INPUT);
+    for (int stride : {0, 8}) {
+        CHECK(throws_with([&] { evaluate(model, acts, less, 64, stride, 0); },
+                          "expected at least 65 tokens to evaluate at T = 64, got 64") == EXIT_BAD_INPUT);
+        CHECK(throws_with([&] { evaluate(model, acts, files, 64, stride, 63); },
+                          "--eval_tokens: expected at least 64, for a window of --eval_lengths, got 63") ==
+              EXIT_BAD_INPUT);
+    }
     acts.release();
     std::vector<float> losses((1u << 20) + 1000);               // more than write_safetensors takes at once
     for (size_t i = 0; i < losses.size(); i++) { losses[i] = (float)i; }

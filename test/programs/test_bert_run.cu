@@ -418,6 +418,9 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
                           said});
     check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"),
                           {"--predict: learned has no positions beyond 32, got a text of 43 tokens"}});
+    write_file(place / "32.txt", std::string(32, 'a'));
+    check_refused(place, {bare.set("--val_files", place / "32.txt").set("--eval_lengths", "32"),
+                          {"32.txt': expected at least 33 tokens to evaluate at T = 32, got 32"}});
     // what can be reached is not refused
     check_refused(place, {bare.set("--eval_lengths", "32,64"), {"bare/model.safetensors", "lacks"}});
     CHECK_FALSE(path_exists(place / "none"));

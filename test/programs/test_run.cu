@@ -1480,6 +1480,32 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
     CHECK(of_kind(json_lines(place.out() + "/log.jsonl"), "extrapolation").size() == 1);
 }
 
+TEST_CASE("run: no evaluation and no validation at a length that the text does not have", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    REQUIRE(place.run(place.base).code == 0);
+    write_file(place / "32.txt", words(32, 3).substr(0, 32));
+    write_file(place / "33.txt", words(33, 3).substr(0, 33));
+    const std::string to = place / "to";
+    const Flags use = Flags().set("--load", place.out()).set("--out", to).set("--val_files", place / "32.txt")
+        .with("--eval_lengths 16,32");
+    const std::vector<std::string> said = {"--val_files", "32.txt': expected at least 33 tokens", "T = 32, got 32"};
+    for (const char* more : {"", "--check", "--stride 8 --curve", "--heads", "--token_losses", "--eval_tokens 99"}) {
+        check_refused(place, {use.with(more), said});
+    }
+    const Flags long_enough = use.set("--val_files", place / "33.txt");
+    check_refused(place, {long_enough.with("--eval_tokens 31"),
+                          {"--eval_tokens: expected at least 32, for a window of --eval_lengths, got 31"}});
+    const Flags trains = place.base.set("--val_files", place / "32.txt").set("--out", to);
+    check_refused(place, {trains, said});
+    check_refused(place, {trains.set("--check"), said});
+    CHECK_FALSE(path_exists(to));
+    CHECK(place.run(trains.with("--val_every 0 --check")).code == 0);
+    CHECK(place.run(trains.with("--check").set("--val_files", place / "33.txt")).code == 0);
+    REQUIRE(place.run(long_enough.with("--eval_tokens 32")).code == 0);
+    CHECK(of_kind(json_lines(to + "/log.jsonl"), "extrapolation")[1].at("windows") == 1);
+}
+
 TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
     if (!have_program()) { return; }
     Place place;
