@@ -471,7 +471,7 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     int code;
     for (;;) {
         // 1 validation, if it is due before the update of this step
-        if (pairs == nullptr) { validate(model, acts, run, data.val.get()); }
+        if (pairs == nullptr) { run.look([&] { validate(model, acts, run, data.val.get()); }); }
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }

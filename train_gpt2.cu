@@ -417,11 +417,13 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     activations_allocate(acts);
     for (;;) {
         // 1 what is due before the update of this step: validation, and a sample
-        validate(model, acts, run, data.val.get());
-        if (data.hellaswag && run.due(o.val_every)) {
-            report_hellaswag(model, acts, *data.hellaswag, run.state.step, false, *run.log);
-        }
-        if (run.due(o.sample_every) && run.state.step > 0) { print_sample(model, run); }
+        run.look([&] {
+            validate(model, acts, run, data.val.get());
+            if (data.hellaswag && run.due(o.val_every)) {
+                report_hellaswag(model, acts, *data.hellaswag, run.state.step, false, *run.log);
+            }
+            if (run.due(o.sample_every) && run.state.step > 0) { print_sample(model, run); }
+        });
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
         if (code >= 0) { acts.release(); return code; }

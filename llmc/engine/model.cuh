@@ -223,6 +223,14 @@ std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, co
     return picked;
 }
 
+// Dies unless the n numbers of a result are finite.
+template <class T> void check_finite(const std::string& what, const T* x, size_t n) {
+    const T* bad = std::find_if(x, x + n, [](T v) { return !std::isfinite(v); });
+    if (bad == x + n) { return; }
+    die(EXIT_DIVERGED, "%s: expected finite numbers, got %g: the model has diverged, or its weights are too large",
+        what.c_str(), (double)*bad);
+}
+
 // Operations per token of training, for the MFU. A layer's products have C * (OC + 9 C) weights: qkv OC C, the mixing
 // of the heads C C, the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.
 template <class Model> double token_flops(const Model& model, int T) {

@@ -146,6 +146,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
     for (double s : sum) { e.loss += s / (double)e.tokens; }        // NAN without tokens: masking may draw none
     e.accuracy /= (double)e.tokens;
+    check_finite(strprintf("the loss at T = %d", T), &e.loss, e.tokens > 0);
     return e;
 }
 

@@ -159,6 +159,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
             read = 0;
             continue;
         }
+        check_finite("logits", logits.data(), logits.size());
         const size_t end = may_forget && read > keep ? (read - keep) / KEPT_UNIT * KEPT_UNIT : 0;
         if ((int)end > acts.kept) { forget_decoded(acts, (int)end); }
         if (read < ids.size()) { continue; }

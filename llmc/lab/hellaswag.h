@@ -161,6 +161,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
         progress.update(score.nll.size(), rows.size());
     };
     score.stopped = !share_pieces<float>(batches.size(), most, "HellaSwag", work, take);
+    check_finite("HellaSwag", score.nll.data(), score.nll.size());
     for (int e = 0; e < score.examples && !score.stopped; e++) {
         const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
         const float right = nll[set.examples[(size_t)e].label];             // a tie is not an answer

@@ -129,6 +129,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
     activations_allocate(acts);
     std::vector<float> logits;
     forward_logits(model, acts, ids.data(), T, 0, logits);
+    check_finite("logits", logits.data(), logits.size());
     Json matrices = Json::array();
     for (int l = std::max(layer, 0); l < (layer == BIAS_ALL ? model.config.L : layer + 1); l++) {
         const PositionView view = layer_position(model, acts, l, T).bias();

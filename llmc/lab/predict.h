@@ -41,7 +41,10 @@ std::vector<std::vector<float>> masked_logits(Model& model, Acts& acts, const st
     forward_losses(model, acts, ids.data(), targets.data(), nullptr, 1, (int)ids.size(), losses.data(), nullptr);
     copy_to_host(rows.data(), acts.a.logits(), sizeof(float) * rows.size(), model.stream);
     std::vector<std::vector<float>> logits;
-    for (auto row = rows.begin(); row != rows.end(); row += Vp) { logits.emplace_back(row, row + V); }
+    for (auto row = rows.begin(); row != rows.end(); row += Vp) {
+        logits.emplace_back(row, row + V);
+        check_finite("logits", logits.back().data(), logits.back().size());
+    }
     return logits;
 }
 

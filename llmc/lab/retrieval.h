@@ -92,6 +92,7 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
         progress.update(done, total);
     };
     e.stopped = !share_pieces<float>(batches.size(), most * C, "embeddings", work, take);
+    check_finite("embeddings", e.rows.data(), e.rows.size());
     return e;
 }
 

@@ -76,6 +76,7 @@ TaskScore score_examples(Model& model, Acts& acts, uint64_t examples, const std:
     };
     score.stopped = !share_pieces<TaskResult>(batches, B, "tasks", work, take);
     score.loss /= (double)score.tokens;
+    check_finite(what, &score.loss, !score.stopped);
     return score;
 }
 

@@ -117,7 +117,7 @@ struct Model {
         params.assign(table.total, 0.0f);
         m = v = params;
     }
-    // arbitrary bits (NaN among them) in every tensor; padding rows and gaps keep theirs
+    // arbitrary bits in every tensor, NaN among those of the moments; padding rows and gaps keep theirs
     void fill(uint32_t seed) {
         uint32_t x = seed * 747796405u + 1;
         auto next = [&] {
@@ -129,7 +129,10 @@ struct Model {
         };
         for (const FileTensor& f : files) {
             const FileView view = file_view(table, f);
-            for (size_t i = 0; i < view.size(); i++) { params[view.offset + i] = next(); }
+            for (size_t i = 0; i < view.size(); i++) {
+                const float f = next();
+                params[view.offset + i] = std::isfinite(f) ? f : (float)i;
+            }
         }
         for (size_t i = 0; i < table.specs.size(); i++) {
             for (size_t j = 0; j < table.specs[i].size(); j++) {

@@ -426,6 +426,37 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
     CHECK_FALSE(path_exists(place / "none"));
 }
 
+TEST_CASE("bert_run: weights that are not finite, and weights too large, have no use", "[bert_run]") {
+    if (!have_bert()) { return; }
+    Bert place;
+    write_file(place / "docs.txt", "some words\n");
+    write_file(place / "qrels.txt", "0 0 0 1\n");
+    const Outcome o = place.run(place.base.with("--lr 1e30 --schedule constant"));
+    CHECK(o.code == EXIT_DIVERGED);
+    CHECK(contains(o.err, "error: the loss at T = 32: expected finite numbers, got "));
+    const std::string dir = place / "bad", from = step_dir(place.out(), 12);
+    io_mkdirs(dir);
+    write_file(dir + "/config.json", read_file(from + "/config.json"));
+    std::string bytes = read_file(from + "/model.safetensors");
+    for (const float last : {FLT_MAX, (float)NAN, -(float)INFINITY}) {
+        memcpy(&bytes[bytes.size() - 4], &last, 4);
+        write_file(dir + "/model.safetensors", bytes);
+        const std::string said = last == FLT_MAX ? "expected finite numbers, got " : "expected a finite weight, got ";
+        const Flags use = place.use(dir).set("--out", place / "use");
+        for (const Flags& flags : {use.set("--val_files", place / "val.txt").with("--eval_lengths 16,32"),
+                                   use.set("--predict", "the [MASK]at"), use.set("--encode", place / "docs.txt"),
+                                   use.set("--corpus", place / "docs.txt").set("--queries", place / "docs.txt")
+                                      .set("--qrels", place / "qrels.txt")}) {
+            const Outcome p = place.run(flags);
+            INFO(flags.words()[4] << ": " << p.err);
+            CHECK(p.code == EXIT_DIVERGED);
+            CHECK(contains(p.err, said));
+            CHECK_FALSE(path_exists(place / "use/embeddings.safetensors"));
+        }
+    }
+    CHECK(read_file(place / "use/log.jsonl").empty());
+}
+
 TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained", "[bert_run][rope_scaling]") {
     if (!have_bert()) { return; }
     Bert place;

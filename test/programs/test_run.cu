@@ -1075,19 +1075,53 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
         CHECK(bad == 0);
     }
 
-    // one NaN among the weights
-    const std::string dir = place / "bad";
+}
+
+TEST_CASE("run: weights that are not finite, and weights too large, have no use", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    // without 20 skipped updates in a row, the last validation says so
+    const Outcome few = place.run(place.base.with("--steps 6 --lr 1e30 --schedule constant")
+                                      .set("--out", place / "few"));
+    CHECK(few.code == EXIT_DIVERGED);
+    CHECK(contains(few.err, "warning: before step 5: the loss at T = 32: expected finite numbers, got "));
+    CHECK(contains(few.err, "error: the loss at T = 32: expected finite numbers, got "));
+    CHECK(of_kind(json_lines(place / "few/log.jsonl"), "val").size() == 1);
+    CHECK(path_exists(step_dir(place / "few", 6)));
+
+    // any use of these weights, which are finite but huge, and of weights with a NaN or an infinity
+    write_file(place / "choices.bin", choices(12));
+    const auto check_no_use = [&](const std::string& model, const std::string& said) {
+        const Flags use = Flags().set("--load", model).set("--val_files", place / "val.txt");
+        for (const Flags& flags : {use.set("--generate", "a"), use.with("--eval_lengths 16 --curve --token_losses"),
+                                   use.with("--probe copy --T 96"), use.set("--hellaswag", place / "choices.bin"),
+                                   use.with("--dump_bias 0,0 --T 8")}) {
+            const Outcome p = place.run(flags.set("--out", place / "use"));
+            INFO(flags.words()[4] << ": " << p.err);
+            CHECK(p.code == EXIT_DIVERGED);
+            CHECK(contains(p.err, said));
+        }
+        for (const std::string& name : path_exists(place / "use") ? list_directory(place / "use") : Names()) {
+            CHECK((contains(name, ".log") || name == "log.jsonl"));
+            CHECK(read_file(place / "use/" + name).empty());
+        }
+    };
+    check_no_use(step_dir(place / "few", 6), "expected finite numbers, got ");
     REQUIRE(place.run(place.base.set("--out", place / "good").set("--steps", "6")).code == 0);
+    const std::string good = step_dir(place / "good", 6), dir = place / "bad";
     io_mkdirs(dir);
-    write_file(dir + "/config.json", read_file(step_dir(place / "good", 6) + "/config.json"));
-    std::string bytes = read_file(step_dir(place / "good", 6) + "/model.safetensors");
-    const float nan = NAN;
-    memcpy(&bytes[bytes.size() - 8], &nan, 4);
-    write_file(dir + "/model.safetensors", bytes);
-    const Outcome p = place.run(place.base.set("--load", dir).set("--steps", "60").set("--out", place / "out2")
-        .without("--model"));
-    CHECK(p.code == EXIT_DIVERGED);
-    CHECK(contains(p.err, "non-finite"));
+    write_file(dir + "/config.json", read_file(good + "/config.json"));
+    std::string bytes = read_file(good + "/model.safetensors");
+    for (const float bad : {NAN, -INFINITY}) {
+        memcpy(&bytes[bytes.size() - 8], &bad, 4);
+        write_file(dir + "/model.safetensors", bytes);
+        const std::string said = strprintf("bad/model.safetensors: transformer.h.1.attn.cable.s.bias: element 0: "
+                                           "expected a finite weight, got %g", bad);
+        check_no_use(dir, said);
+        const Outcome p = place.run(place.base.set("--load", dir).set("--out", place / "out2").without("--model"));
+        CHECK(p.code == EXIT_DIVERGED);
+        CHECK(contains(p.err, said));
+    }
 }
 
 TEST_CASE("run: a step that is skipped is a step, with its samples and its learning rate", "[run][P14]") {

@@ -227,7 +227,7 @@ struct CheckpointReader {
         for (const FileTensor& f : *c.files) {
             load_view(data, part, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
                 model.read_elements(model.entry(f.name), out, first, count);
-            });
+            }, model.file.path, f.name);
         }
     }
     void read_moments() const {

@@ -254,7 +254,8 @@ inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) 
             const size_t n = std::min(a.size(), total - at);
             head->read(a.data(), at, n);
             kept->read(b.data(), at, n);
-            same = std::equal(a.begin(), a.begin() + (ptrdiff_t)n, b.begin());
+            same = memcmp(a.data(), b.data(), sizeof(float) * n) == 0 ||            // a NaN is not equal to itself
+                   std::equal(a.begin(), a.begin() + (ptrdiff_t)n, b.begin());
         }
         check(same, "%s: %s: expected what %s holds, as the model has one tensor for both; the two differ",
               path.c_str(), name.c_str(), of.c_str());
@@ -344,7 +345,8 @@ struct WeightReader {
     // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read(float* data, Slice part) const {
         for (const auto& [f, tensor] : found) {
-            load_view(data, part, file_view(table, *f), f->transposed && !tensor.internal_layout, tensor.read);
+            load_view(data, part, file_view(table, *f), f->transposed && !tensor.internal_layout, tensor.read,
+                      source.path, f->name);
         }
     }
 };

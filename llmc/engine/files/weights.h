@@ -51,8 +51,10 @@ constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass throug
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
 // Fills the view from a tensor of a file, through read(), if data (part) holds it. transposed: the file has the matrix
-// as (cols,rows), so the whole matrix must be in host memory at once.
-inline void load_view(float* data, Slice part, FileView view, bool transposed, const ReadElements& read) {
+// as (cols,rows), so the whole matrix must be in host memory at once. path, name: of the tensor, for messages. Weights
+// that are not finite have no use.
+inline void load_view(float* data, Slice part, FileView view, bool transposed, const ReadElements& read,
+                      const std::string& path, const std::string& name) {
     if (view.offset < part.begin || view.offset >= part.end) { return; }
     view.offset -= part.begin;
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
@@ -61,6 +63,11 @@ inline void load_view(float* data, Slice part, FileView view, bool transposed, c
     for (size_t at = 0; at < view.size(); at += block) {
         const size_t n = std::min(block, view.size() - at);
         read(host.data(), at, n);
+        for (size_t i = 0; i < n; i++) {
+            if (std::isfinite(host[i])) { continue; }
+            die(EXIT_DIVERGED, "%s: %s: element %zu: expected a finite weight, got %g (of a run that diverged?)",
+                path.c_str(), name.c_str(), at + i, host[i]);
+        }
         if (transposed) { transpose_matrix(turned.data(), host.data(), view.cols, view.rows); }     // (cols,rows) in
         const float* from = transposed ? turned.data() : host.data();
         copy_to_device(data + view.offset + at, from, n * sizeof(float), Stream(0));

@@ -59,12 +59,22 @@ struct Run {
     RunState state;
     std::unique_ptr<DataRecord> record;                         // on the rank that writes checkpoints
     std::unique_ptr<Log> log;
+    std::string diverged;                                       // what look() has caught before this update
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
     // This rank's i-th sample in the next step (gradients.cuh)
     uint64_t sample(int i) const {
         return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
+    }
+    // Validates, samples, ... between two updates. A result that is not finite ends the run only after the last one.
+    template <class Looks> void look(Looks looks) {
+        diverged.clear();
+        try { looks(); } catch (const Error& e) {
+            if (e.code != EXIT_DIVERGED) { throw; }
+            diverged = e.what();
+            if (comm().rank == 0) { say("warning: before step %lld: %s", (long long)state.step + 1, e.what()); }
+        }
     }
     // Whether what is done before every Nth update (0: never) and after the last one is due
     bool due(int64_t every) const { return every > 0 && (state.step >= o.steps || state.step % every == 0); }
@@ -300,6 +310,7 @@ inline int leave_use(const Run& r) {
     if (signal != 0) { return stopped_by(r, signal); }
     rank0_works([&] { if (not_saved.empty()) { r.log->sync(); } }, "the log");     // otherwise that is the error
     release_signals();
+    if (!r.diverged.empty()) { die(EXIT_DIVERGED, "%s", r.diverged.c_str()); }
     return 0;
 }
 
