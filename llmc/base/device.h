@@ -17,7 +17,7 @@
 
 #include <sys/resource.h>
 
-#include "common.h"
+#include "cgroup.h"
 #include "denormals.h"
 
 #if defined(__CUDACC__)
@@ -76,25 +76,23 @@ template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
 
 // The bytes of host memory that the process may still take: MemAvailable of /proc/meminfo (without it, all of the
-// machine's), or less if `ulimit -v` allows less.
-inline size_t host_memory_available() {
+// machine's), or less if its control group or `ulimit -v` allows less.
+struct HostMemory { size_t bytes; const char* bound; };         // bound: by what, for messages
+inline HostMemory host_memory() {
     size_t kilobytes = 0, pages = 0;
-    char line[128];
-    FILE* f = fopen("/proc/meminfo", "r");
-    while (f != nullptr && fgets(line, sizeof(line), f) != nullptr) {
-        if (sscanf(line, "MemAvailable: %zu kB", &kilobytes) == 1) { break; }
-    }
-    if (f != nullptr) { fclose(f); }
-    const size_t page = (size_t)sysconf(_SC_PAGESIZE);
-    const size_t free = kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * page;
+    const std::string info = "\n" + kernel_text("/proc/meminfo"), statm = kernel_text("/proc/self/statm");
+    const size_t at = info.find("\nMemAvailable:"), page = (size_t)sysconf(_SC_PAGESIZE);
+    if (at == std::string::npos || sscanf(&info[at], " MemAvailable: %zu kB", &kilobytes) != 1) { kilobytes = 0; }
+    HostMemory m = {kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * page, ""};
+    const double group = group_limits().memory;
+    if (group < (double)m.bytes) { m = {(size_t)group, " in its control group"}; }
     struct rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) { return free; }
-    f = fopen("/proc/self/statm", "r");
-    if (f != nullptr && fscanf(f, "%zu", &pages) != 1) { pages = 0; }
-    if (f != nullptr) { fclose(f); }
-    const size_t allowed = (size_t)limit.rlim_cur, taken = pages * page;
-    return std::min(free, allowed > taken ? allowed - taken : 0);
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) { return m; }
+    const size_t taken = sscanf(statm.c_str(), "%zu", &pages) == 1 ? pages * page : 0, allowed = (size_t)limit.rlim_cur;
+    const size_t left = allowed > taken ? allowed - taken : 0;
+    return left < m.bytes ? HostMemory{left, " under `ulimit -v`"} : m;
 }
+inline size_t host_memory_available() { return host_memory().bytes; }
 
 #if defined(CUDA_BUILD)
 #include "device_cuda.h"

@@ -293,7 +293,9 @@ inline std::string device_description() {
     return strprintf("CPU, race build, %d threads per block", RACE_THREADS);
 #else
     const char* plural = max_threads() == 1 ? "" : "s";
+    const double cores = group_limits().cores;
+    const std::string allowed = cores > max_threads() ? "" : strprintf(" for %g cores of its control group", cores);
     const char* stored = sizeof(floatX) == sizeof(float) ? "" : ", bf16 storage";
-    return strprintf("CPU, %d thread%s, %d-wide float32%s", max_threads(), plural, LANES, stored);
+    return strprintf("CPU, %d thread%s%s, %d-wide float32%s", max_threads(), plural, allowed.c_str(), LANES, stored);
 #endif
 }

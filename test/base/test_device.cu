@@ -1,6 +1,8 @@
 // test_device.cu -- the elementary functions' errors, launch, grid_span, the block's sums, and errors.
+#include "test/files.h"
 #include "test/oracle.h"
 
+#include <map>
 #include <thread>
 
 #include "llmc/base/fastmath.h"
@@ -414,4 +416,56 @@ TEST_CASE("a denormal product in every thread is 0", "[device][denormals][race]"
     flush_denormals();
 #endif
 #endif
+}
+
+TEST_CASE("control groups: memory and cores of every version, level and mount", "[device]") {
+    struct Case {
+        std::string groups;                             // /proc/self/cgroup
+        std::map<std::string, std::string> files;       // below /sys/fs/cgroup/
+        double memory, cores;
+    };
+    const std::string none = "9223372036854771712\n", stat1 = "inactive_file 300\ntotal_inactive_file 500\n";
+    const Case cases[] = {
+        {"0::/\n", {}, INFINITY, INFINITY},
+        {"0::/\n", {{"memory.max", "max\n"}, {"memory.current", "7\n"}, {"cpu.max", "max 100000\n"}}, INFINITY,
+         INFINITY},
+        {"0::/\n", {{"memory.max", "9000\n"}, {"memory.current", "2000\n"}, {"cpu.max", "150000 100000\n"},
+                    {"memory.stat", "anon 5\nworkingset_inactive_file 9\ninactive_file 100\nactive_file 30\n"}},
+         7130, 1.5},
+        {"0::/a/b\n", {{"a/memory.max", "9000\n"}, {"a/memory.current", "8000\n"}, {"a/cpu.max", "300000 100000\n"},
+                       {"a/b/memory.max", "5000\n"}, {"a/b/memory.current", "10\n"}, {"a/b/cpu.max", "max 9\n"}},
+         1000, 3},
+        {"0::/a/b\n", {{"a/b/memory.max", "500\n"}, {"a/b/memory.current", "600\n"}, {"a/b/cpu.max", "5 10\n"},
+                       {"a/memory.max", "max\n"}, {"c/memory.max", "1\n"}}, 0, 0.5},
+        {"0::/docker/1a2b\n", {{"memory.max", "5000\n"}, {"memory.current", "1\n"}, {"cpu.max", "20 10\n"}}, 4999, 2},
+        {"0::/../other\n", {{"memory.max", "5000\n"}}, 5000, INFINITY},
+        {"5:memory:/a\n4:cpu,cpuacct:/b\n3:name=systemd:/a\n0::/\n",
+         {{"memory/memory.limit_in_bytes", none}, {"memory/a/memory.limit_in_bytes", "8000\n"},
+          {"memory/a/memory.usage_in_bytes", "2000\n"}, {"memory/a/memory.stat", stat1},
+          {"memory/b/memory.limit_in_bytes", "1\n"}, {"cpu,cpuacct/cpu.cfs_quota_us", "-1\n"},
+          {"cpu,cpuacct/cpu.cfs_period_us", "100000\n"}, {"cpu,cpuacct/b/cpu.cfs_quota_us", "250000\n"},
+          {"cpu,cpuacct/b/cpu.cfs_period_us", "100000\n"}}, 6500, 2.5},
+        {"4:cpuacct,cpu:/docker/1a2b\n5:memory:/docker/1a2b\n",
+         {{"cpu/cpu.cfs_quota_us", "50\n"}, {"cpu/cpu.cfs_period_us", "100\n"},
+          {"memory/memory.limit_in_bytes", "10\n"}}, 10, 0.5},
+        {"2:cpu:/\n0::/user.slice\n", {{"unified/user.slice/memory.max", "1\n"}, {"cpu/cpu.cfs_quota_us", "-1\n"},
+                                      {"cpu/cpu.cfs_period_us", "100\n"}}, INFINITY, INFINITY},
+        {"nonsense\n:\n1:\n0::relative\n\n", {{"relative/memory.max", "1\n"}}, INFINITY, INFINITY},
+    };
+    for (const Case& c : cases) {
+        INFO(c.groups);
+        const TempDir root;
+        io_mkdirs(root / "proc/self");
+        write_file(root / "proc/self/cgroup", c.groups);
+        for (const auto& file : c.files) {
+            const std::string path = root / ("sys/fs/cgroup/" + file.first);
+            io_mkdirs(path.substr(0, path.rfind('/')));
+            write_file(path, file.second);
+        }
+        const GroupLimits limits = group_limits(root.path);
+        CHECK(limits.memory == c.memory);
+        CHECK(limits.cores == c.cores);
+    }
+    const TempDir empty;
+    CHECK(group_limits(empty.path).memory == INFINITY);
 }

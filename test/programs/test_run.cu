@@ -1424,6 +1424,35 @@ TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][des
     CHECK(path_exists(step_dir(place / "full", 12)));
 }
 
+TEST_CASE("run: a control group's memory and cores are the machine's", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "in.sh", "at=/sys/fs/cgroup; mount -t tmpfs groups $at && mkdir $at/memory $at/cpu || exit 77\n"
+                                "echo 100000000 | tee $at/memory.max >$at/memory/memory.limit_in_bytes\n"
+                                "echo 10000000 | tee $at/memory.current >$at/memory/memory.usage_in_bytes\n"
+                                "echo 150000 >$at/cpu/cpu.cfs_quota_us; echo 100000 >$at/cpu/cpu.cfs_period_us\n"
+                                "echo 150000 100000 >$at/cpu.max; unset OMP_NUM_THREADS; exec \"$@\"\n");
+    const auto in_group = [&](const Flags& flags) {
+        Names words = flags.words();
+        words.insert(words.begin(), {"-m", "sh", place / "in.sh", place.program});
+        return Process("/usr/bin/unshare", words, place / "group").wait();
+    };
+    const Flags check = place.base.without("--threads").set("--check");
+    const Outcome small = in_group(check);
+    if (small.code == 77 || small.code == 127 || contains(small.err, "unshare: ")) {
+        WARN("SKIPPED: cannot mount a control group: " << small.err);
+        return;
+    }
+    CHECK(small.code == 0);
+    CHECK(contains(small.err, "90.0 MB available in its control group"));
+    const bool two = sysconf(_SC_NPROCESSORS_ONLN) >= 2;
+    CHECK(contains(small.out, two ? "CPU, 2 threads for 1.5 cores of its control group" : "CPU, 1 thread, "));
+    const Outcome large = in_group(check.with("--model 8,8,256 --B 4"));
+    CHECK(large.code == EXIT_OUT_OF_MEMORY);
+    CHECK(contains(large.err, "90.0 MB are available in its control group; "));
+    CHECK(place.run(check.with("--model 8,8,256 --B 4")).code == 0);
+}
+
 TEST_CASE("run: --check and --help", "[run]") {
     if (!have_program()) { return; }
     Place place;

@@ -62,15 +62,16 @@ inline int comm_report(int code, const std::string& message) {
 }
 
 // comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
-// threads for set_threads(): `asked`, or this rank's share of the machine if the launcher has not bound it to cores of
-// its own.
+// threads for set_threads(): `asked`, or this rank's share of what its control group allows, and of the machine if the
+// launcher has not bound it to cores of its own.
 inline int comm_sharing() { return ON_GPU ? 1 : comm().local_size; }
 inline int comm_threads(int asked) {
     const int local = comm().local_size;
     const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;
     const bool bound = max_threads() < sysconf(_SC_NPROCESSORS_ONLN);
-    if (ON_GPU || said || bound || local == 1) { return asked; }
-    return std::max(1, max_threads() / local);
+    if (ON_GPU || said) { return asked; }
+    const double allowed = std::ceil(group_limits().cores) / local;
+    return std::max(1, (int)std::min(allowed, (double)(bound ? max_threads() : max_threads() / local)));
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -64,7 +64,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Speed and memory", BOTH) \
     X(int, recompute, "-r", -1, between(-1, 2), FREE, \
       "recompute in backward: 0 nothing, 1 GELU, 2 GELU and layernorm, -1 nothing if it fits, else GELU") \
-    X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all") \
+    X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all that the machine and the control group allow") \
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
       "cable and alibi: leave out scores that the bias makes zero, from T 2048 on (BERT: on a GPU) and in " \
       "generation; exact changes no bit") \

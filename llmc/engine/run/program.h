@@ -18,16 +18,17 @@
 // Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
 template <class Smaller>
 void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
+    const char* bound = ON_GPU ? "" : host_memory().bound;
     if (comm().rank == 0) {
-        fprintf(stderr, "memory: %s needed (%s), %s available\n", format_bytes(bytes).c_str(), what.c_str(),
-                format_bytes(available).c_str());
+        fprintf(stderr, "memory: %s needed (%s), %s available%s\n", format_bytes(bytes).c_str(), what.c_str(),
+                format_bytes(available).c_str(), bound);
     }
     if (bytes <= available) { return; }
     const int fits = smaller(available);
     std::string hint = "not even --B 1 would fit; try a smaller --model or --T, or a smaller --total_batch";
     if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
-    die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available; %s", format_bytes(bytes).c_str(),
-        format_bytes(available).c_str(), hint.c_str());
+    die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available%s; %s", format_bytes(bytes).c_str(),
+        format_bytes(available).c_str(), bound, hint.c_str());
 }
 
 // The same for the host, which holds the ids and targets of all micro-batches of a step at once
