@@ -19,7 +19,7 @@ byte; shards are for subword tokens.
 
 With --pairs it writes text instead of shards: text_train_pairs.txt, lines of query TAB passage for train_bert
 --pairs, and of the first --val_pairs pairs text_val_queries.txt, text_val_corpus.txt and text_val_qrels.tsv,
-for --queries, --corpus and --qrels. A paragraph is the text between blank lines of a document. The pair is
+for scripts/retrieve.py. A paragraph is the text between blank lines of a document. The pair is
     sentence    its first sentence and the rest of it
     halves      its first half of the words and the second
     title       the first line of the document and the rest of the document

@@ -372,11 +372,10 @@ def fine_tuning(row, args, seed, before, out):
 def retrieval(row, args, run, out, lengths):
     flags = {"load": run, **{k: args.set.get(k, v) for k, v in MLDR.items()},
              "eval_lengths": ",".join(map(str, lengths)), "out": out}
-    if "pairs.pooling" in args.set:
-        flags["pooling"] = args.set["pairs.pooling"]
+    program = f"{args.python} scripts/retrieve.py --trainer {shlex.quote(args.evaluator)}"
     model = args.set.get("model", row.model)
     flops = sum(MLDR_DOCUMENTS * min(T, MLDR_TOKENS) * token_flops(model, T, 0, False) for T in lengths)
-    return Command("search mldr", args.evaluator, flags, out, os.path.join(out, "eval.done"), flops)
+    return Command("search mldr", program, flags, out, os.path.join(out, "eval.done"), flops)
 
 
 def bias_commands(row, args, run, out):

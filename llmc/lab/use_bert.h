@@ -2,27 +2,24 @@
 // that they name, and the work. Templates over the trainer's model, as in evaluate.h and predict.h.
 #pragma once
 
-#include "collections.h"
 #include "embed.h"
+#include "encode.h"
 #include "predict.h"
 #include "validate.h"
 
-constexpr const char* BERT_USES = "--eval_lengths, --encode, --corpus and --predict";
+constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 
 // Whether the flags request one of these. Flags that make no sense together are refused first.
 inline bool uses_bert(const Options& o) {
     const auto too_short = [](int T) { return T < 2; };
     const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
-    const bool documents = !o.encode.empty() || !o.corpus.empty();
-    check(o.corpus.empty() == o.queries.empty() && o.corpus.empty() == o.qrels.empty(),
-          "--corpus, --queries and --qrels go together");
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
-    check(!documents || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
+    check(o.encode.empty() || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
           "--predict: there is no [MASK] in the text");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
-          "--val_every: --pairs has no validation; --corpus, --queries and --qrels measure what it learns");
-    return documents || !o.eval_lengths.empty() || o.is_given("predict");
+          "--val_every: --pairs has no validation; scripts/retrieve.py measures what it learns");
+    return !o.encode.empty() || !o.eval_lengths.empty() || o.is_given("predict");
 }
 
 // Lengths and a text that the encoding cannot reach are refused before the weights are read.
@@ -42,10 +39,31 @@ template <class Config> void check_reach(const Options& o, const Config& c, cons
     check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
 }
 
+inline std::vector<std::string> file_paths(const Documents& documents) {
+    std::vector<std::string> paths;
+    for (const DocumentFile& f : documents.files) { paths.push_back(f.shard.path); }
+    return paths;
+}
+
+// The groups of --pairs, at least one query and one positive each
+inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, 0, words);
+    check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
+          o.pairs.c_str());
+    return pairs;
+}
+
+// The vocabulary of a new model if no token file decides it: text is read as bytes, except with --tokenizer.
+inline int pairs_vocab(const Options& o) {
+    if (o.pairs.size() <= 4 || !ends_with(o.pairs, ".txt")) { return BERT_VOCAB; }               // shards of BERT's ids
+    const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
+    return V == 256 ? BYTE_VOCAB : V;
+}
+
 // The data that the flags name
 struct BERTData : TokenData {
     std::unique_ptr<Documents> pairs;           // to train on instead of `train`, without `val`
-    Collections collections;
+    std::unique_ptr<Documents> collection;      // of --encode
 
     explicit BERTData(const Run& run)
         : TokenData(run, run.trains && run.o.pairs.empty(), evaluates_lengths(run.o)) {}
@@ -67,7 +85,9 @@ struct BERTData : TokenData {
         check(!pairs || (size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but "
               "--pairs %s has %zu", (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(),
               pairs ? pairs->groups() : 0);
-        collections.open(o, c.special, run.tokenizer.get());
+        if (!o.encode.empty()) {
+            collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1, run.tokenizer.get());
+        }
         check_reach(o, c, run.tokenizer.get());
     }
     // A collective: all ranks must have the same files. Checkpoints keep a record of them.
@@ -75,7 +95,7 @@ struct BERTData : TokenData {
         record_data(run, train.get());
         record_data(run, val.get());
         record_data(run, pairs.get());
-        collections.compare();
+        if (collection) { check_same_files("--encode", file_paths(*collection)); }
     }
 };
 
@@ -97,18 +117,29 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
     c.mask_share = o.mask_share;
 }
 
+// --encode: the documents are cut to max_tokens, and rank 0 writes their embeddings into --out
+template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
+    const int B = std::max(1, EVALUATION_TOKENS / max_tokens);
+    auto acts = activations_describe(model, B, max_tokens, Purpose::Evaluate, 0);
+    activations_allocate(acts);
+    const Embeddings e = encode_documents(model, acts, documents, max_tokens);
+    acts.release();
+    if (e.stopped) { return; }
+    rank0_works([&] {
+        write_embeddings(run.o.out, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+    }, "embeddings");
+    const std::string path = printable(run.o.out + "/embeddings.safetensors", LONGEST_MESSAGE);
+    printf("wrote %s: %zu embeddings of %d channels\n", path.c_str(), e.size(), e.C);
+}
+
 // Does what the flags request of a trained model.
 template <class Model> void use_bert(Model& model, const Run& run, const BERTData& data) {
     const Options& o = run.o;
-    const Collections& collections = data.collections;
-    const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
-    if (evaluates_lengths(o)) {
+    if (data.collection) {
+        write_collection(model, run, *data.collection, o.eval_lengths.empty() ? o.T : o.eval_lengths[0]);
+    } else if (evaluates_lengths(o)) {
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
                          *run.log);
-    }
-    if (collections.encode != nullptr) { write_collection(model, run, *collections.encode, lengths[0]); }
-    for (int T : lengths) {
-        if (collections.corpus != nullptr) { search_collection(model, run, collections, T); }
     }
     if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }

@@ -12,9 +12,9 @@
 #include <map>
 #include <sstream>
 
+#include "llmc/engine/text/documents.h"
 #include "llmc/lab/generate.h"
 #include "llmc/lab/hellaswag.h"
-#include "llmc/lab/retrieval.h"
 #include "llmc/engine/run/plan.h"
 
 namespace {
@@ -557,7 +557,7 @@ bool fuzz_documents(const std::string& bytes) {
     dir.write(kind == 3 ? "a.txt" : "a.bin", content);
     if (!names.empty()) { dir.write("a.ids", names); }
     return accepts([&] {
-        const Documents d(dir.path + (kind == 3 ? "/a.txt" : "/a.bin"), "--corpus", special, 0, words);
+        const Documents d(dir.path + (kind == 3 ? "/a.txt" : "/a.bin"), "--encode", special, 0, words);
         must(d.size() >= 1 && d.group >= 1 && d.size() == d.groups() * (size_t)d.group, "documents come in groups");
         uint64_t inside = 0;
         const size_t width = kind == 3 ? 1 : shard_width(content);
@@ -608,34 +608,6 @@ Seeds seeds_documents() {
             std::string("\3\0", 2) + "a query\tits text\tanother\nb\tc\td\n", std::string("\3\4x\nyz", 6) + "one\ntwo",
             std::string("\13\0", 2) + "To be\tor not\r\nto b\xc3\xa9t\tto, a\n"};
 }
-
-bool fuzz_qrels(const std::string& bytes) {
-    const FuzzDirectory& dir = fuzz_directory();
-    dir.write("qrels", bytes);
-    return accepts([&] {
-        const Qrels q = read_qrels(dir.path + "/qrels");
-        size_t judgements = 0;
-        for (const std::string& line : lines_of(bytes)) {
-            std::istringstream stream(line);
-            std::string query, ignored, document, grade, more;
-            must(stream >> query >> ignored >> document >> grade && !(stream >> more), "four fields");
-            const int found = q.queries.at(query).at(document);
-            must(found == std::stoi(grade) && found >= -1000 && found <= 1000, "grades are read as they are written");
-            judgements++;
-        }
-        must(judgements == q.judgements && judgements > 0, "one judgement per line");
-        for (const auto& query : q.queries) {
-            std::vector<Ranked> found;
-            for (const auto& j : query.second) { found.push_back({(float)j.first.size(), j.first}); }
-            const std::vector<int> grades = ranked_grades(found, query.second);
-            for (const double x : {ndcg_at(grades, query.second, 3), recall_at(grades, query.second, 3),
-                                   reciprocal_rank(grades)}) {
-                must(x >= 0 && x <= 1 + 1e-12, "measures are from 0 to 1");
-            }
-        }
-    });
-}
-Seeds seeds_qrels() { return {"q1 0 d1 1\nq1 0 d2 0\nq2\t0\td1\t3", "q 0 d -1000\n", " q Q0 d +1 \r\n"}; }
 
 bool fuzz_hellaswag(const std::string& bytes) {
     Input in(bytes);
@@ -861,7 +833,6 @@ const struct Target {
     {"config", fuzz_config, seeds_config}, {"safetensors", fuzz_safetensors, seeds_safetensors},
     {"bin", fuzz_bin, seeds_bin},
     {"shard", fuzz_shard, seeds_shard}, {"documents", fuzz_documents, seeds_documents},
-    {"qrels", fuzz_qrels, seeds_qrels},
     {"hellaswag", fuzz_hellaswag, seeds_hellaswag}, {"manifest", fuzz_manifest, seeds_manifest},
     {"outdir", fuzz_outdir, seeds_outdir},
     {"state", fuzz_state, seeds_state}, {"log", fuzz_log, seeds_log},

@@ -1,12 +1,13 @@
 // test_bert_run.cu -- the program train_bert from the outside: masked language modelling, checkpoints, use of a trained
-// model, contrastive fine-tuning and retrieval. Every run is a process of its own. The binary is $TRAIN_BERT, or
+// model, contrastive fine-tuning and embeddings. Every run is a process of its own. The binary is $TRAIN_BERT, or
 // ./train_bert.
 #include <fstream>
+#include <numeric>
 #include <set>
 
 #include "test/programs/program.h"
 
-#include "llmc/lab/retrieval.h"
+#include "llmc/lab/encode.h"
 
 namespace {
 
@@ -27,13 +28,13 @@ struct Bert : Place {
 
 bool have_bert() { return have_program("train_bert"); }
 
-// What --encode has written; the names are in FILE.ids beside it
-Embeddings read_embeddings(const std::string& path) {
-    const Safetensors file(path);
+// What --encode has written into a directory
+Embeddings read_embeddings(const std::string& dir) {
+    const Safetensors file(dir + "/embeddings.safetensors");
     const SafetensorsEntry& entry = file.entry("embeddings");
     Embeddings e;
     e.C = (int)entry.shape[1];
-    e.names = lines_of(read_file(embeddings_ids(path)));
+    e.names = lines_of(read_file(dir + "/embeddings.ids"));
     REQUIRE(e.size() == entry.shape[0]);
     e.rows.resize(entry.elements);
     file.read_f32("embeddings", e.rows.data(), entry.shape);
@@ -74,32 +75,22 @@ struct Topics {
         for (int t = 0; t < N; t++) { s += text(t, 1000 + query, query) + "\n"; }
         return s;
     }
-    static std::string qrels() {
-        std::string s;
-        for (int t = 0; t < N; t++) { s += strprintf("%d 0 %d 1\n", t, t); }
-        return s;
-    }
 };
 
 struct Retrieval : Bert {
-    Flags search, pairs;                                    // what to search, and training on pairs
+    Flags pairs;                                            // training on pairs
 
     Retrieval() {
         write_file(*this / "pairs.txt", Topics::pairs(12));
         write_file(*this / "corpus.txt", Topics::collection(false));
         write_file(*this / "queries.txt", Topics::collection(true));
-        write_file(*this / "qrels.tsv", Topics::qrels());
-        search = Flags()
-                     .set("--corpus", *this / "corpus.txt")
-                     .set("--queries", *this / "queries.txt")
-                     .set("--qrels", *this / "qrels.tsv");
         pairs = Flags()
                     .set("--pairs", *this / "pairs.txt")
                     .with("--model 1,2,32 --T 24 --B 32 --total_batch 768 --threads 2");
     }
 };
 
-std::string retrieval_shard(const std::vector<uint16_t>& ids, int group, int documents) {
+std::string groups_shard(const std::vector<uint16_t>& ids, int group, int documents) {
     return header_bytes({SHARD_MAGIC, SHARD_VERSION, (int)ids.size(), BYTE_VOCAB, 258, group, documents}) +
            bytes_of(ids);
 }
@@ -405,17 +396,12 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
     write_file(place / "bare/config.json", read_file(step_dir(place / "learned", 60) + "/config.json"));
     write_file(place / "bare/model.safetensors", std::string("\2\0\0\0\0\0\0\0{}", 10));
     write_file(place / "docs.txt", "some words\n");
-    write_file(place / "qrels.txt", "0 0 0 1\n");
     const Flags bare = place.use(place / "bare").set("--val_files", place / "val.txt").set("--out", place / "none");
     const Flags far = bare.set("--eval_lengths", "33,64");
     const std::vector<std::string> said = {"--eval_lengths: learned has no positions beyond 32, got 33"};
     check_refused(place, {far, said});
     check_refused(place, {far.set("--encode", place / "docs.txt"), said});
     check_refused(place, {far.set("--encode", place / "docs.txt").set("--eval_lengths", "33,16"), said});
-    check_refused(place, {far.set("--corpus", place / "docs.txt")
-                              .set("--queries", place / "docs.txt")
-                              .set("--qrels", place / "qrels.txt"),
-                          said});
     check_refused(place, {bare.set("--predict", std::string(40, 'a') + "[MASK]"),
                           {"--predict: learned has no positions beyond 32, got a text of 43 tokens"}});
     write_file(place / "32.txt", std::string(32, 'a'));
@@ -476,7 +462,7 @@ TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained"
         const std::string log = untimed_log(out);
         TempDir::remove(out);
         REQUIRE(place.run(use.set("--encode", place / "docs.txt").with("--eval_lengths 64")).code == 0);
-        const std::vector<float> rows = read_embeddings(out + "/embeddings.safetensors").rows;
+        const std::vector<float> rows = read_embeddings(out).rows;
         return std::vector<std::string>{losses.out, log, answer.out, bytes_of(rows)};
     };
     const std::vector<double> short_factor(8, 1.5), long_factor = {1, 1, 2, 2, 3, 4, 4, 4};
@@ -555,7 +541,7 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     const Outcome o = place.run(encode.set("--out", place / "e"));
     REQUIRE(o.code == 0);
     CHECK(contains(o.out, "wrote " + (place / "e/embeddings.safetensors") + ": 30 embeddings of 16 channels"));
-    const Embeddings e = read_embeddings(place / "e/embeddings.safetensors");
+    const Embeddings e = read_embeddings(place / "e");
     REQUIRE((e.C == 16 && e.size() == 30));
     for (int i = 0; i < 30; i++) { CHECK(e.names[(size_t)i] == std::to_string(i)); }
     const Safetensors file(place / "e/embeddings.safetensors");
@@ -564,14 +550,11 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     const Flags evaluate = place.use(place.out()).set("--val_files", place / "val.txt").with("--eval_lengths 16");
     check_lost(place, encode, place / "lost");
     check_lost(place, evaluate, place / "lost_loss");
-    Flags search = place.use(place.out());
-    for (const auto& item : place.search.list) { search = search.set(item.first, item.second); }
-    check_lost(place, search, place / "lost_search");
     double worst = 0, spread = 0;
     for (const size_t i : {(size_t)0, (size_t)8, (size_t)17}) {         // alone
         write_file(place / "one.txt", docs[i] + "\n");
         REQUIRE(place.run(encode.set("--encode", place / "one.txt").set("--out", place / "one")).code == 0);
-        const Embeddings one = read_embeddings(place / "one/embeddings.safetensors");
+        const Embeddings one = read_embeddings(place / "one");
         for (size_t c = 0; c < 16; c++) {
             worst = std::max(worst, (double)std::fabs(one.rows[c] - e.rows[i * 16 + c]));
             spread = std::max(spread, (double)std::fabs(e.rows[c] - e.rows[i * 16 + c]));
@@ -583,7 +566,7 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     write_file(place / "long.txt", std::string(40, 'a') + "\n" + std::string(50, 'a') + "\n");
     auto two = [&](const Flags& flags) {
         REQUIRE(place.run(flags.set("--encode", place / "long.txt").set("--out", place / "two")).code == 0);
-        return read_embeddings(place / "two/embeddings.safetensors").rows;
+        return read_embeddings(place / "two").rows;
     };
     const std::vector<float> cut = two(encode), longer = two(encode.set("--eval_lengths", "64"));
     const std::vector<float> cls = two(encode.set("--pooling", "cls"));
@@ -641,49 +624,60 @@ TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_ru
     CHECK(many - few < 30e6);    // measured: 18 to 27 MB, nearly all of it tokens on their way to the device
 }
 
-double ndcg_of(const std::string& out, size_t at) {
-    const std::vector<Json> found = of_kind(json_lines(out + "/log.jsonl"), "retrieval");
-    REQUIRE(found.size() > at);
-    return found[at].at("ndcg@10").get<double>();
+// The share of the queries whose topic has the nearest document, by the embeddings that --encode writes
+double share_found(Retrieval& place, const std::string& model, const Flags& flags) {
+    const auto unit_rows = [&](const std::string& file) {
+        const Flags encode = flags.set("--load", model).set("--encode", place / file).set("--out", place / "e");
+        REQUIRE(place.run(encode).code == 0);
+        Embeddings e = read_embeddings(place / "e");
+        REQUIRE(e.size() == (size_t)Topics::N);
+        for (auto row = e.rows.begin(); row != e.rows.end(); row += e.C) {
+            const float length = std::sqrt(std::inner_product(row, row + e.C, row, 0.0f));
+            std::for_each(row, row + e.C, [&](float& x) { x /= length; });
+        }
+        return e;
+    };
+    const Embeddings queries = unit_rows("queries.txt"), corpus = unit_rows("corpus.txt");
+    int found = 0;
+    for (int q = 0; q < Topics::N; q++) {
+        std::vector<float> scores;
+        for (int d = 0; d < Topics::N; d++) {
+            const float *x = &queries.rows[(size_t)(q * queries.C)], *y = &corpus.rows[(size_t)(d * corpus.C)];
+            scores.push_back(std::inner_product(x, x + corpus.C, y, 0.0f));
+        }
+        found += std::max_element(scores.begin(), scores.end()) - scores.begin() == q;
+    }
+    return (double)found / Topics::N;
 }
 
 TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
     if (!have_bert()) { return; }
     Retrieval place;
-    // measured, mean: 1.0000 for 4 seeds; cls, which has to look for each word by attention: 0.97 to 1
+    // cls has to look for each word by attention
     const struct { const char *pooling, *training; double wanted; } rows[] = {
-        {"mean", "--steps 150", 0.99}, {"cls", "--steps 300 --model 1,4,32", 0.95}};
+        {"mean", "--steps 150", 0.97}, {"cls", "--steps 300 --model 1,4,32", 0.9}};
     for (const auto& row : rows) {
         INFO(row.pooling);
         const std::string out = place / row.pooling;
         const std::string fresh = place / (std::string("fresh_") + row.pooling);
-        const std::string to = place / (std::string("use_") + row.pooling);
         const Flags flags = place.pairs.set("--pooling", row.pooling).with(row.training);
-        const Flags use = place.search.set("--pooling", row.pooling).with("--threads 2");
+        const Flags use = Flags().set("--pooling", row.pooling).with("--threads 2");
         REQUIRE(place.run(flags.with("--steps 1 --lr 0 --checkpoint_every 1").set("--out", fresh)).code == 0);
-        REQUIRE(place.run(use.set("--load", fresh).set("--out", to)).code == 0);
-        Flags both = flags.with("--lr 1e-2 --final_lr 0.1 --checkpoint_every 150").set("--out", out);
-        // train, then search
-        for (const auto& item : place.search.list) { both = both.set(item.first, item.second); }
-        const Outcome o = place.run(both);
-        REQUIRE(o.code == 0);
+        const Flags train = flags.with("--lr 1e-2 --final_lr 0.1 --checkpoint_every 150").set("--out", out);
+        // trains, then embeds
+        REQUIRE(place.run(train.set("--encode", place / "corpus.txt")).code == 0);
+        const Embeddings corpus = read_embeddings(out);
         const std::vector<double> x = losses(out);
         CHECK(std::fabs(x[0] - std::log(32.0)) < 1.5);      // 32 candidates, and no idea
         CHECK(x.back() < 1);    // not 0: a batch that has a topic twice cannot tell them apart
-        const double untrained = ndcg_of(to, 0), trained = ndcg_of(out, 0);
-        INFO("nDCG@10 " << trained << ", before training " << untrained);
+        const double untrained = share_found(place, fresh, use), trained = share_found(place, out, use);
+        INFO("found " << trained << ", before training " << untrained);
         CHECK(trained >= row.wanted);
         CHECK(untrained < 0.3);
-        CHECK(contains(o.out, strprintf("%10d %10d %9.4f", 40, 40, trained)));
-        // the same from its checkpoint, at several lengths: nothing is longer than 24, and in 4 tokens there are two
-        // letters to go by
-        const Outcome again = place.run(use.set("--load", out).set("--out", to).with("--eval_lengths 4,24,48"));
-        REQUIRE(again.code == 0);
-        CHECK(contains(again.out, "max length 48"));
-        REQUIRE(of_kind(json_lines(to + "/log.jsonl"), "retrieval").size() == 4);
-        CHECK(ndcg_of(to, 1) < trained);
-        CHECK(ndcg_of(to, 2) == trained);
-        CHECK(ndcg_of(to, 3) == trained);
+        CHECK(read_embeddings(place / "e").rows == corpus.rows);            // the same from its checkpoint
+        // nothing is longer than 24, and in 4 tokens there are two letters to go by
+        CHECK(share_found(place, out, use.with("--eval_lengths 48")) == trained);
+        CHECK(share_found(place, out, use.with("--eval_lengths 4")) < trained);
     }
 }
 
@@ -733,19 +727,13 @@ TEST_CASE("bert_run: retrieval is learned from text with a WordPiece vocabulary"
     const Outcome o = place.run(train.with("--checkpoint_every 100"));
     REQUIRE(o.code == 0);
     // the vocabulary comes from the checkpoint; a word is a token, so that 5 hold all of a document
-    const auto search = [&](const std::string& model) {
-        const Flags use = place.search.set("--load", model).set("--out", model + "_use").with("--eval_lengths 5");
-        REQUIRE(place.run(use.with("--threads 2")).code == 0);
-        return ndcg_of(model + "_use", 0);
-    };
-    const double untrained = search(place / "fresh"), trained = search(place.out());
-    INFO("nDCG@10 " << trained << ", before training " << untrained);
-    CHECK(trained >= 0.99);     // measured: 1.0000 for 3 seeds
+    const Flags five = Flags().with("--eval_lengths 5 --threads 2");
+    const double untrained = share_found(place, place / "fresh", five), trained = share_found(place, place.out(), five);
+    INFO("found " << trained << ", before training " << untrained);
+    CHECK(trained >= 0.97);
     CHECK(untrained < 0.3);
-    // --encode takes text, too, and the text needs a vocabulary and must be UTF-8
+    // the text needs a vocabulary and must be UTF-8
     const Flags use = place.use(place.out()).set("--out", place / "e");
-    REQUIRE(place.run(use.set("--encode", place / "corpus.txt")).code == 0);
-    CHECK(read_embeddings(place / "e/embeddings.safetensors").size() == 40);
     write_file(place / "bad.txt", "good\nb\xff\n");
     check_refused(place, {use.set("--encode", place / "bad.txt"), {"--encode", "bad.txt", "line 2 is not UTF-8"}});
     check_refused(place, {train.set("--pairs", place / "bad.txt"), {"--pairs", "bad.txt", "line 2 is not UTF-8"}});
@@ -778,24 +766,18 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
     const Flags &b = place.base, pairs = place.pairs.with("--steps 2").set("--out", place.out());
     REQUIRE(place.run(b.set("--out", place / "model")).code == 0);
     const Flags use = place.use(place / "model");
-    const Flags search = place.use(place / "model")
-                             .set("--corpus", place / "corpus.txt")
-                             .set("--queries", place / "queries.txt")
-                             .set("--qrels", place / "qrels.tsv");
     // 1 files of groups, most of them wrong
     const std::vector<uint16_t> ids = {257, 'a', 258, 257, 'b', 'c', 258, 257, 'd', 258, 257, 258};
-    write_file(place / "whole.bin", retrieval_shard(ids, 2, 4));
-    write_file(place / "cut.bin", retrieval_shard(ids, 2, 4).substr(0, 1024 + 20));
-    write_file(place / "odd.bin", retrieval_shard(ids, 3, 4));
-    write_file(place / "more.bin", retrieval_shard(ids, 2, 6));
-    write_file(place / "stream.bin", retrieval_shard(ids, 0, 0));
+    write_file(place / "whole.bin", groups_shard(ids, 2, 4));
+    write_file(place / "cut.bin", groups_shard(ids, 2, 4).substr(0, 1024 + 20));
+    write_file(place / "odd.bin", groups_shard(ids, 3, 4));
+    write_file(place / "more.bin", groups_shard(ids, 2, 6));
+    write_file(place / "stream.bin", groups_shard(ids, 0, 0));
     std::vector<uint16_t> torn = ids;
     torn[3] = 'x';
-    write_file(place / "torn.bin", retrieval_shard(torn, 2, 4));
+    write_file(place / "torn.bin", groups_shard(torn, 2, 4));
     write_file(place / "uneven.txt", "a\tb\nc\n");
     write_file(place / "empty.txt", "a\tb\n\tc\n");
-    write_file(place / "qrels.bad", "0 0 0 yes\n");
-    write_file(place / "qrels.other", "x 0 0 1\n");
     write_file(place / "gpt2.bin", header_bytes({SHARD_MAGIC, SHARD_VERSION, 400, 0, 0}) + std::string(800, '\0'));
     // 2 each is refused, with a message that holds these words
     const Refusal refusals[] = {
@@ -808,16 +790,10 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
         {b.set("--tau", "0"), {"--tau: expected a number >= 1e-06, got '0'"}},
         {b.set("--model", "huge"), {"--model: expected ", "base", "got 'huge'"}},
         {b.set("--train_files", place / "gpt2.bin"), {"50257"}},
-        {use.set("--corpus", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},
-        {use.set("--queries", place / "corpus.txt"), {"--corpus", "--queries", "--qrels", "go together"}},
-        {use.set("--corpus", place / "corpus.txt").set("--queries", place / "corpus.txt"), {"--qrels", "go together"}},
         {use.set("--encode", place / "corpus.txt"), {"--encode", "--out"}},
         {use.set("--encode", place / "pairs.txt").set("--out", place.out()),
          {"--encode", "pairs.txt", "groups of 2", "expected a collection"}},
-        {search.set("--corpus", place / "gone.txt"), {"--corpus", "gone.txt"}},
-        {search.set("--queries", place / "pairs.txt"), {"--queries", "pairs.txt", "groups of 2"}},
-        {search.set("--qrels", place / "qrels.bad"), {"qrels.bad", "line 1", "yes"}},
-        {search.set("--qrels", place / "qrels.other"), {"qrels.other", "judges none of the 40 queries"}},
+        {use.set("--encode", place / "gone.txt").set("--out", place.out()), {"--encode", "gone.txt"}},
         {Flags().set("--encode", place / "corpus.txt").set("--out", place.out()), {"--encode", "--load"}},
         {Flags().set("--predict", "a[MASK]c"), {"--predict", "--load"}},
         {pairs.set("--pairs", place / "corpus.txt"), {"--pairs", "corpus.txt", "single documents"}},
@@ -864,7 +840,7 @@ TEST_CASE("bert_run: --check and --help", "[bert_run]") {
     check_refused(place, {place.base.set("--check").set("--val_files", place / "gone"), {"--val_files", "gone"}});
     const Outcome help = place.run(Flags().set("--help"));
     CHECK(help.code == 0);
-    for (const char* part : {"usage: train_bert", "--mask_share", "--qrels", "kcable_nw"}) {
+    for (const char* part : {"usage: train_bert", "--mask_share", "--encode", "kcable_nw"}) {
         CHECK(contains(help.out, part));
     }
     CHECK_FALSE(contains(help.out, "--generate"));

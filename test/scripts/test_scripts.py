@@ -260,7 +260,7 @@ class TestCommands(Folder):
                        "--tokenizer", "v.txt")[1]
         train, tune, search = [flags_of(c) for c in commands if "./train_bertcu" in c]
         self.assertEqual((train["--lr"], tune["--lr"]), ("3", "5"))
-        self.assertEqual((tune["--pooling"], search["--pooling"]), ("cls", "cls"))
+        self.assertEqual((tune["--pooling"], search["--load"]), ("cls", tune["--out"]))     # whose pooling is kept
         self.assertEqual((train["--tokenizer"], tune["--tokenizer"]), ("v.txt", "v.txt"))
 
     def test_bert_arithmetic(self):
@@ -376,7 +376,8 @@ class TestCommands(Folder):
             if shape in checked:
                 continue
             checked.add(shape)
-            r = run(trainer, *words_of(f), "--help")                            # all flags before --help are parsed
+            program = [sys.executable, c[1]] if c[1] == "scripts/retrieve.py" else [trainer]
+            r = run(*program, *words_of(f), "--help")                           # all flags before --help are parsed
             self.assertEqual(r.returncode, 0, f"{c}\n{r.stderr}")
         text = self.write("text.txt", 20000 * "a")
         for model, pos, T in models:
@@ -499,7 +500,12 @@ class TestRuns(Folder):
         self.assertEqual([flags[k] for k in ("--model", "--T", "--B", "--steps")], ["2,4,64", "128", "16", "500"])
 
 
+PYTHON = next((python for python in (sys.executable, os.path.join(ROOT, "build", "venv", "bin", "python")) if
+               os.path.exists(python) and run(python, "-c", "import numpy, pytrec_eval, xxhash").returncode == 0), "")
+
+
 @unittest.skipUnless(HAS_BERT, "train_bert is not built")
+@unittest.skipUnless(PYTHON, "Python's pytrec_eval is missing: pip install -r data/requirements.txt")
 class TestBertRuns(Folder):
     """a row of Table 2 from its text to its report, at sizes that take seconds"""
     WORDS = "cable length token bias sum head query key value layer norm ocean river stone cloud maple".split()
@@ -521,7 +527,7 @@ class TestBertRuns(Folder):
         settings = dict(setting.split("=") for setting in self.SETTINGS)
         settings.update({flag: self.write(*file) for flag, file in files.items()})
         flags = [w for k, v in settings.items() for w in ("--set", f"{k}={v}")]
-        r = script("paper.py", *args, *flags, "--trainer", BERT_TRAINER, "--out", self.path("run"))
+        r = script("paper.py", *args, *flags, "--trainer", BERT_TRAINER, "--python", PYTHON, "--out", self.path("run"))
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         return r.stdout + r.stderr
 

@@ -40,7 +40,7 @@ std::string names(size_t first, size_t n) {
 }
 
 int refused(const std::string& pattern, const std::string& text, const SpecialTokens& special = BERT, int group = 0) {
-    return throws_with([&] { Documents d(pattern, "--corpus", special, group); }, text);
+    return throws_with([&] { Documents d(pattern, "--encode", special, group); }, text);
 }
 
 std::vector<int> read(const Documents& d, size_t i, int max_tokens) {
@@ -71,7 +71,7 @@ TEST_CASE("documents: a collection of several shards, each document whole or cut
         write_file(dir / strprintf("corpus_%06d.ids", s), names(first, counts[s]));
         first += counts[s];
     }
-    const Documents d(dir / "corpus_*.bin", "--corpus", BERT, 1);
+    const Documents d(dir / "corpus_*.bin", "--encode", BERT, 1);
     REQUIRE(d.size() == 48);
     CHECK(d.groups() == 48);
     CHECK(d.group == 1);
@@ -83,7 +83,7 @@ TEST_CASE("documents: a collection of several shards, each document whole or cut
             CHECK(read(d, i, most < 2 ? 2 : most) == cut(whole, most));
         }
     }
-    CHECK(throws_with([&] { d.length(48); }, "--corpus: document 48 of 48") == 2);
+    CHECK(throws_with([&] { d.length(48); }, "--encode: document 48 of 48") == 2);
     CHECK(throws_with([&] { read(d, 0, 1); }, "cut to 1 tokens") == 2);
     CHECK(throws_with([&] { d.name(SIZE_MAX); }, "of 48") == 2);
 }
@@ -109,16 +109,16 @@ TEST_CASE("documents: groups, and files of another kind refused", "[documents]")
 TEST_CASE("documents: headers and tokens that contradict each other are refused", "[documents][asan]") {
     TempDir dir;
     const std::string path = dir / "x.bin", good = shard(0, 12, 3);
-    const std::string where = "--corpus: " + path + ": ";
+    const std::string where = "--encode: " + path + ": ";
     write_file(path, good);
-    CHECK(Documents(path, "--corpus", BERT).groups() == 4);
+    CHECK(Documents(path, "--encode", BERT).groups() == 4);
     // 1, 2 and 4 divide the 12 documents, so they cannot be told from the right one
     for (const int32_t v : hostile_values(3)) {
         write_file(path, good);
         patch_file(path, bytes_of<int32_t>({v}), 20);
         INFO("documents in a group " << v);
         if (v == 1 || v == 2 || v == 4) {
-            CHECK(Documents(path, "--corpus", BERT).group == v);
+            CHECK(Documents(path, "--encode", BERT).group == v);
         } else {
             CHECK(refused(path, where + "header: expected groups of 1 to 1024 documents, got " +
                           std::to_string(v)) == 2);
@@ -149,7 +149,7 @@ TEST_CASE("documents: headers and tokens that contradict each other are refused"
     write_file(path, good);
     resize_file(path, good.size() - 2);
     CHECK(refused(path, where + strprintf("expected %zu bytes for the", good.size())) == 2);
-    CHECK(refused(dir / "none_*.bin", "--corpus: no file matches") == 2);
+    CHECK(refused(dir / "none_*.bin", "--encode: no file matches") == 2);
     // a header that claims more than the file holds is refused before memory is allocated
     write_file(path, header_bytes({SHARD_MAGIC, SHARD_VERSION, INT_MAX, 30522, 102, 1, INT_MAX / 2}));
     CHECK(refused(path, "expected 4294968318 bytes for the 2147483647 tokens") == 2);
@@ -157,11 +157,11 @@ TEST_CASE("documents: headers and tokens that contradict each other are refused"
 
 TEST_CASE("documents: [CLS] and [SEP] in the wrong places are refused", "[documents][asan]") {
     TempDir dir;
-    const std::string path = dir / "x.bin", where = "--corpus: " + path + ": ";
+    const std::string path = dir / "x.bin", where = "--encode: " + path + ": ";
     // CLS 5 SEP CLS SEP CLS 6 7 SEP, each time with one fault
     const std::vector<int> ids = {CLS, 5, SEP, CLS, SEP, CLS, 6, 7, SEP};
     write_file(path, shard_of(ids, 1, 3));
-    const Documents fine(path, "--corpus", BERT);
+    const Documents fine(path, "--encode", BERT);
     CHECK((fine.length(0) == 3 && fine.length(1) == 2 && fine.length(2) == 4));
     const struct { size_t at; int id; const char* text; } faults[] = {
         {0, 5, "token 0 is 5 after 102"}, {1, CLS, "token 1 is 101 after 101"}, {2, 5, "token 3 is 101 after 5"},
@@ -190,7 +190,7 @@ TEST_CASE("documents: more ids than a scan reads at once", "[documents]") {
     }
     begin.push_back(ids.size());
     write_file(dir / "big.bin", shard_of(ids, 1, (int)begin.size() - 1));
-    const Documents d(dir / "big.bin", "--corpus", BERT);
+    const Documents d(dir / "big.bin", "--encode", BERT);
     REQUIRE(d.size() == begin.size() - 1);
     for (size_t i = 0; i < d.size(); i++) {
         const std::vector<int> whole(ids.begin() + (long)begin[i], ids.begin() + (long)begin[i + 1]);
@@ -205,7 +205,7 @@ TEST_CASE("documents: one name per document, none twice", "[documents][asan]") {
     write_file(dir / "c_1.bin", shard(3, 2, 1));
     write_file(dir / "c_0.ids", "a\nb\nc");                          // the last newline may be missing
     write_file(dir / "c_1.ids", "d\ne\n");
-    CHECK(Documents(dir / "c_*.bin", "--corpus", BERT).name(4) == "e");
+    CHECK(Documents(dir / "c_*.bin", "--encode", BERT).name(4) == "e");
     for (const char* bad : {"d\n", "d\ne\nf\n", ""}) {
         write_file(dir / "c_1.ids", bad);
         CHECK(refused(dir / "c_*.bin", "expected 2 names, as " + (dir / "c_1.bin") + " has that many documents") == 2);
@@ -232,12 +232,12 @@ TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[docume
     CHECK(d.length(3) == 7);
     write_file(dir / "a.txt", "one\ntwo\n");
     write_file(dir / "b.txt", "three\n");
-    const Documents c(dir / "?.txt", "--corpus", BYTES, 1);
+    const Documents c(dir / "?.txt", "--encode", BYTES, 1);
     CHECK((c.size() == 3 && c.name(0) == "0" && c.name(2) == "2"));
     CHECK(read(c, 2, 64) == std::vector<int>({257, 't', 'h', 'r', 'e', 'e', 258}));
     write_file(dir / "b.ids", "drei\n");
     write_file(dir / "a.ids", "eins\nzwei\n");
-    CHECK(Documents(dir / "?.txt", "--corpus", BYTES).name(2) == "drei");
+    CHECK(Documents(dir / "?.txt", "--encode", BYTES).name(2) == "drei");
     CHECK(refused(dir / "a.txt", "text needs the vocabulary of the model's 30522 tokens: give its vocab.txt with "
                                  "--tokenizer") == 2);
     const struct { const char* bytes; const char* text; } faults[] = {
@@ -296,7 +296,7 @@ TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents][asa
     write_file(dir / "c2.ids", "last\n");
     write_file(dir / "c3.bin", shard_of({2, 5, 3, 2, 8, 8, 3}, 1, 2, 10, 3));
     write_file(dir / "c3.ids", "x\ny\n");
-    const Documents c(dir / "c?.[bt]*", "--corpus", w.special, 1, &w.tokenizer);
+    const Documents c(dir / "c?.[bt]*", "--encode", w.special, 1, &w.tokenizer);
     REQUIRE(c.size() == 5);
     CHECK(read(c, 1, 9) == std::vector<int>({2, 5, 6, 7, 3}));
     CHECK(read(c, 2, 9) == std::vector<int>({2, 8, 3}));
@@ -340,7 +340,7 @@ TEST_CASE("documents: text has the ids of BERT's own tokenizer", "[documents]") 
         wanted.push_back(ids);
     }
     write_file(dir / "golden.txt", text);
-    const Documents d(dir / "golden.txt", "--corpus", BERT, 1, &tokenizer);
+    const Documents d(dir / "golden.txt", "--encode", BERT, 1, &tokenizer);
     REQUIRE((d.size() == wanted.size() && d.size() > 300));
     for (size_t i = 0; i < wanted.size(); i++) {
         INFO("text " << i);
@@ -437,11 +437,11 @@ TEST_CASE("documents: a file that shrinks during a run is an error, one that is 
     TempDir dir;
     const std::string path = dir / "x.bin";
     write_file(path, shard(0, 20, 1));
-    const Documents d(path, "--corpus", BERT);
+    const Documents d(path, "--encode", BERT);
     write_file(path, shard(7, 20, 1));
     CHECK(read(d, 19, 64) == document(19));
     write_file(path, shard(0, 20, 1));
-    const Documents shrunk(path, "--corpus", BERT);
+    const Documents shrunk(path, "--encode", BERT);
     resize_file(path, 1030);
     CHECK(throws_with([&] { read(shrunk, 19, 64); }, "x.bin: the file ends at byte") == 2);
 }

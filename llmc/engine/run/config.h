@@ -341,8 +341,8 @@ template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokeniz
     return j;
 }
 
-// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode and --corpus
-// use no other one by default.
+// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode uses no other
+// one by default.
 template <class Config> Json bert_json(const Config& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
                          mask_json(c.position));

@@ -123,16 +123,14 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
     X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \
-    GROUP("Contrastive fine-tuning and retrieval", BERT_FLAG) \
+    GROUP("Contrastive fine-tuning", BERT_FLAG) \
     X(Text, pairs, "", "", any(), SAME, \
       "train on groups instead of masked tokens: shards, or .txt lines of QUERY tab PASSAGE, or tab NEGATIVE too") \
     X(double, tau, "", 0.05, at_least(1e-6), SAME, "temperature of the cosine similarities") \
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
     X(Text, encode, "", "", any(), FREE, \
-      "write the embeddings of these documents into --out: shards, or .txt with one per line") \
-    X(Text, corpus, "", "", any(), FREE, "with --queries and --qrels: search all of these documents") \
-    X(Text, queries, "", "", any(), FREE, "the queries: shards, or .txt with one per line") \
-    X(Text, qrels, "", "", any(), FREE, "TREC's judgements: lines of \"query 0 document grade\"") \
+      "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or .txt with one per " \
+      "line; they are cut to the first of --eval_lengths, or to --T tokens") \
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")

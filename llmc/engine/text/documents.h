@@ -33,7 +33,7 @@ struct DocumentFile {
 
 // Safe for any number of threads: nothing changes after the constructor.
 struct Documents {
-    std::string pattern, flag;              // flag: "--queries", for messages
+    std::string pattern, flag;              // flag: "--encode", for messages
     SpecialTokens special;
     const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Only the constructor uses it
     int group = 0;                          // documents per group
