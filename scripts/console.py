@@ -224,6 +224,8 @@ ABOVE_0 = "a number above 0", lambda v: v is None or is_number(v) and v > 0
 SHARE = "a number from 0 to 1", lambda v: is_number(v) and 0 <= v <= 1
 PERCENT = "a number from 0 to 100", lambda v: is_number(v) and 0 <= v <= 100
 TEXT = "a text", lambda v: isinstance(v, str)
+TIME = "a time in UTC, such as 2026-01-31T23:59:59.123Z", lambda v: isinstance(v, str) and re.fullmatch(
+    r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", v)
 OBJECT = "an object", lambda v: isinstance(v, dict)
 list_of = lambda what, kind: (f"a list of {what}", lambda v: isinstance(v, list) and all(map(kind[1], v)))
 NUMBERS = list_of("numbers", NUMBER)
@@ -243,7 +245,7 @@ KINDS = {"config": {}, "train": {"step": COUNT, "loss": NUMBER}, "val": {"step":
          "retrieval": {"T": POSITIVE, "ndcg@10": SHARE}, "task": {**MODEL, "file": TEXT, "length": POSITIVE, **SCORE}}
 OPTIONAL = {"step": COUNT, "T_train": POSITIVE, "windows": POSITIVE, "rope_theta": ABOVE_0, "rope_scaling": OBJECT,
             "window": ("a number or a list of them", lambda v: COUNT[1](v) or NUMBERS[1](v)), "sinks": COUNT,
-            "document_mask": ("true", lambda v: v is True),
+            "document_mask": ("true", lambda v: v is True), "time": TIME,
             **dict.fromkeys(("loss", "lr", "norm", "ms", "tok_per_s", "mem", "mfu"), NUMBER)}
 
 

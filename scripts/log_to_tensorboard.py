@@ -30,7 +30,7 @@ def seconds(record):
     """the record's time, None if it has none"""
     try:
         return datetime.datetime.fromisoformat(record["time"].replace("Z", "+00:00")).timestamp()
-    except (KeyError, ValueError, AttributeError, OverflowError):
+    except (KeyError, ValueError):
         return None
 
 
@@ -71,17 +71,12 @@ def tensorboard(run, config):
         for now, step, values in events:
             values = [Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
             file.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
-        old = b""
-        if os.path.exists(path):
-            with console.open_regular(path) as f:
-                old = f.read()
+        old = console.read_bytes(path) if os.path.exists(path) else b""
         if data.getvalue().startswith(old):
             with open(path, "ab") as f:
                 f.write(data.getvalue()[len(old):])
         else:
-            with open(path + ".new", "wb") as f:
-                f.write(data.getvalue())
-            os.replace(path + ".new", path)
+            console.write_whole(path, data.getvalue())
     return copy, lambda: None
 
 

@@ -211,9 +211,11 @@ inline std::vector<Json> json_lines(const std::string& path) {
     return records;
 }
 
+// without the time, so that the records of two runs compare
 inline std::vector<Json> of_kind(const std::vector<Json>& lines, const std::string& kind) {
     std::vector<Json> found;
     for (const Json& j : lines) { if (j.at("kind") == kind) { found.push_back(j); } }
+    for (Json& j : found) { j.erase("time"); }
     return found;
 }
 

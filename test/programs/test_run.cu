@@ -74,13 +74,13 @@ TEST_CASE("run: the log begins with the flags, from which --config trains the sa
     REQUIRE(place.run(flags.with("--resume 1 --steps 12")).code == 0);
     const std::vector<Json> log = json_lines(place.out() + "/log.jsonl"), found = of_kind(log, "config");
     REQUIRE(found.size() == 1);
-    CHECK(log[0] == found[0]);
+    CHECK(log[0].at("kind") == "config");
     const Json config = parse_json(read_file(step_dir(place.out(), 12) + "/config.json"), "config");
     CHECK(found[0].at("encoding") == config.at("position"));
     CHECK(found[0].at("flags").at("steps") == 9);
-    CHECK(found[0].at("time").get<std::string>().size() == strlen("2026-01-31T12:34:56.789Z"));
+    CHECK(log[0].at("time").get<std::string>().size() == strlen("2026-01-31T12:34:56.789Z"));
     for (size_t i = 1; i < log.size(); i++) { CHECK(log[i - 1].at("time") <= log[i].at("time")); }
-    write_file(place / "config.json", json_text(found[0]));
+    write_file(place / "config.json", json_text(log[0]));
     REQUIRE(place.run(Flags().set("--config", place / "config.json").with("--steps 12").set("--out", place / "again"))
                 .code == 0);
     check_same(bits(step_dir(place.out(), 12)), bits(step_dir(place / "again", 12)));
@@ -933,9 +933,7 @@ TEST_CASE("run: HellaSwag and --generate stretch rope as the checkpoint says, an
         REQUIRE(place.run(Flags().set("--load", step).set("--out", out).set("--val_files", place / "val.txt")
                               .set("--hellaswag", place / "choices.bin").with("--eval_lengths 24,96 --curve")
                               .with("--threads 1").with(flags)).code == 0);
-        std::vector<Json> found = of_kind(json_lines(out + "/log.jsonl"), kind);
-        for (Json& j : found) { j.erase("time"); }
-        return found;
+        return of_kind(json_lines(out + "/log.jsonl"), kind);
     };
     struct Kind { const char *flag, *settled, *type; double factor; };
     for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
