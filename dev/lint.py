@@ -4,6 +4,7 @@ code 1 if there is any.
 
     dev/lint.py [ROOT] [--only PATH...]     checks only the files whose path begins with PATH
     dev/lint.py --words                     also lists the phrases that docs/CONTRIBUTING.md would replace: no findings
+    dev/lint.py --counts                    only prints how large the parts are, beside how large they should be at most
 """
 import ast
 import os
@@ -338,12 +339,53 @@ def tracked_files(root):
     return found
 
 
+# --counts: what is counted, at most how much of it
+TARGETS = {"llmc: files": 92, "llmc: lines": 18500, "train_gpt2.cu includes: headers": 95,
+           "train_gpt2.cu includes: lines": 17500, "test: lines": 33000, "dev, scripts, data: lines": 13000,
+           "dev/results: lines": 1500, "docs and README.md: lines": 3050, "flags": 66, "gpt2_forward: lines": 44,
+           "files of llmc with one includer": 35, "#if: lines": 40, "#if: files": 14}
+
+
+def counts(root):
+    """prints each count, its target, and whether it is met"""
+    texts = {}
+    for path in tracked:
+        if path.endswith(TEXT + (".tsv",)) and not path.startswith("test/fixtures/"):
+            with open(os.path.join(root, path), encoding="utf-8", errors="replace") as f:
+                texts[path] = f.read()
+    llmc = [path for path in texts if path.startswith("llmc/")]
+    includes = {path: {name if path.startswith("dev/") else os.path.normpath(os.path.join(os.path.dirname(path), name))
+                       for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[path], re.M)}
+                for path in texts if path.startswith(("llmc/", "train_", "dev/")) and path.endswith(CPP)}
+    below, new = set(), {"train_gpt2.cu"}
+    while new:
+        below, new = below | new, set().union(*(includes.get(path, ()) for path in new)) - below - new
+    lines = lambda chosen: sum(texts[path].count("\n") for path in chosen)
+    ifs = [len(re.findall(r"^\s*#\s*if", texts[path], re.M)) for path in llmc]
+    code = (".cu", ".cuh", ".h", ".cpp", ".py", ".sh", ".js", ".html")
+    places = ("dev/", "scripts/", "data/")
+    forward = [count for _, count, head, _ in functions(texts["train_gpt2.cu"]) if "gpt2_forward(" in head]
+    found = (len(llmc), lines(llmc), len(below) - 1, lines(below), lines(p for p in texts if p.startswith("test/")),
+             lines(p for p in texts if p.startswith(places) and p.endswith(code)),
+             lines(p for p in texts if p.startswith("dev/results/")),
+             lines(p for p in texts if re.fullmatch(r"docs/[^/]*\.md|README\.md", p)),
+             len(re.findall(r"^ *X\(", texts["llmc/engine/run/flags.h"], re.M)), forward[0],
+             sum(sum(path in names for names in includes.values()) == 1 for path in llmc if path.endswith(CPP)),
+             sum(ifs), sum(map(bool, ifs)))
+    print(f"{'':34} {'now':>7} {'most':>7}")
+    for (name, most), now in zip(TARGETS.items(), found, strict=True):
+        print(f"{name:34} {now:7,} {most:7,} {'ok' if now <= most else 'over'}")
+    return 0
+
+
 def main():
-    args = [a for a in sys.argv[1:] if a != "--words"]
+    args = [a for a in sys.argv[1:] if a not in ("--words", "--counts")]
     only = args[args.index("--only") + 1:] if "--only" in args else [""]
     args = args[:args.index("--only")] if "--only" in args else args
     root = os.path.normpath(args[0] if args else os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
     tracked.update(tracked_files(root))
+    if "--counts" in sys.argv:
+        return counts(root)
     count = 0
     for path in sorted(tracked):
         if path.startswith(tuple(only)) and not re.fullmatch(PLACES, path):
