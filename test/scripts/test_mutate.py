@@ -52,12 +52,7 @@ class Mutate(Folder):
         self.put_test("time.sleep(0 if sum.total(2, 3) == 23 else 60)")
         self.assertIn("killed by test_sum.py, which did not end", self.mutated(known=self.SEEN)[1])
 
-    def test_what_is_refused(self):
-        for known, words, said in ((self.SEEN.replace("10 * a + b", "a * b"), (), "expected its text once"),
-                                   (self.SEEN.replace("10 * a + b", "a +"), (), "got 2"), ("a\tb\n", (), "got 2"),
-                                   (self.SEEN, ("--only", "plus"), "there is no fault plus")):
-            code, text = self.mutated(*words, known=known)
-            self.assertEqual((code, said in text), (2, True), text)
+    def test_tests_that_do_not_run(self):
         for test in ("assert False", "self.skipTest('SKIPPED: no GPU')"):
             self.put_test(test)
             code, text = self.mutated("--ci", known=self.SEEN)
@@ -66,7 +61,6 @@ class Mutate(Folder):
     def test_drawn(self):
         faults = mutate.draw(3, 3)
         self.assertEqual(faults[:2], mutate.draw(3, 2))                 # a larger count adds to a smaller one
-        self.assertTrue(all(f.file == "data/sum.py" and f.before != f.after for f in faults), faults)
         code, text = self.mutated("--seed", "3", "--count", "2")
         self.assertEqual((code, text.count("killed by"), text.count(": survived\n")), (0, 1, 1), text)
 
