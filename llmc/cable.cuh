@@ -8,9 +8,9 @@
 //   backward: the bias functor sums dg and dS over each tile, and then
 //     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z); signed: db (1 - b^2))     du = dg sigmoid(u)
 //
-// S is kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T = 131,072 a plain float32
-// sum is off by 0.008, and two machines would not agree. Differences across chunks are float(origin_a - origin_b) +
-// offsets. saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
+// S is summed in float64 and kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T =
+// 131,072 a plain float32 sum is off by 0.1 to 27. Differences across chunks are float(origin_a - origin_b) + offsets.
+// saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
 #pragma once
 
 #include "position/key_max.cuh"
@@ -40,24 +40,16 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     g += bh * stride;
     S_origin += bh * chunks;
     const floatX* z = qkv + b * stride * OC + 3 * C + h;    // u is NH columns further
-    // the sum that enters chunk c: its origin, when t0 is inside it
-    double origin = 0.0;
-    float offset = 0.0f;
-    if (t0 > 0) {
-        origin = S_origin[(t0 - 1) / CABLE_CHUNK];
-        offset = S_offset[t0 - 1];
-    }
+    // Every call sums a chunk from its first token, for the same bits: the chunk of token t0 - 1 once more, whose z and
+    // u are kept with the keys.
+    int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
+    double origin = start == 0 ? 0.0 : S_origin[start / CABLE_CHUNK];          // the sum that enters the chunk
+    __shared__ double last;                                 // the sum that leaves a block's width of tokens
     __syncthreads();
-    for (int start = t0; start < t0 + T;) {
-        const int chunk = start / CABLE_CHUNK;
-        const int end = imin((chunk + 1) * CABLE_CHUNK, t0 + T);
-        // 1. a new chunk: its origin is the sum so far, and offsets start from 0
-        if (start % CABLE_CHUNK == 0) {
-            origin += (double)offset;
-            offset = 0.0f;
-            if (threadIdx.x == 0) { S_origin[chunk] = origin; }
-        }
-        // 2. b and g; z and u are gathered first, because strided loads do not vectorize
+    for (; start < t0 + T; start += CABLE_CHUNK) {
+        const int end = imin(start + CABLE_CHUNK, t0 + T);
+        if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
+        // 1. b and g; z and u are gathered first, because strided loads do not vectorize
         for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
             S_offset[t] = (float)z[(size_t)t * OC];         // S_offset holds b for a moment
             if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
@@ -67,15 +59,17 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
         else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
         if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
         else { each(g, start, end, [](float) { return 1.0f; }); }
-        // 3. the running sum of b, a block's width at a time
+        // 2. the running sum of b, a block's width at a time
+        double offset = 0.0;
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
-            const float sum = offset + block_scan(t < end ? S_offset[t] : 0.0f);       // b_start + ... + b_t
-            if (t < end) { S_offset[t] = sum; }
+            const double sum = offset + block_scan(t < end ? (double)S_offset[t] : 0.0);       // b_start + ... + b_t
+            if (t < end) { S_offset[t] = (float)sum; }
+            if (threadIdx.x == blockDim.x - 1) { last = sum; }
             __syncthreads();
-            offset = S_offset[imin(base + (int)blockDim.x, end) - 1];           // the same bits that a later call reads
+            offset = last;
         }
-        start = end;
+        origin += offset;
     }
 }
 

@@ -117,7 +117,7 @@ void cable_scan2(const Scan& p, Stream stream) {
 // the chunks, the origins. So time is parallel too, and the serial part is 128 times shorter: short enough for float64.
 // S_i - S_j = float(origin_i - origin_j) + offset_i - offset_j is as good at token 100,000 as it was at token 100, for
 // the offsets never grow beyond a chunk's, and the large numbers cancel before anything is rounded to float32. (On a
-// CPU `cable_scan 0 1 70000 1` shows it: S is off by 0.15 in rungs 1 and 2, by 0.0001 here.)
+// CPU `cable_scan 0 1 70000 1` shows it: S is off by 0.15 in rungs 1 and 2, by 0.0001 here, and by 3e-6 in rung 4.)
 
 // One block per chunk of a (batch, head)
 __global__ void forward_chunk_kernel(Scan p) {
@@ -192,9 +192,9 @@ void cable_scan3(const Scan& p, Stream stream) {
 //
 // The chunks and origins of rung 3, but one block per (batch, head) that takes its chunks in turn. A model has
 // hundreds of (batch, head) pairs, which fill a GPU; and a block that carries the sum itself needs no second kernel
-// and can continue at any token t0, from the bits that the call before left: a prefill, then token after token, gives
-// the S of one long call. The backward has no such tail to keep and scans in float64 throughout, since dS, whose sum
-// is 0, cancels.
+// and can continue at any token t0: it sums the chunk of the token before once more, so a prefill, then token after
+// token, gives the S of one long call. Both ways it scans in float64: an error of a chunk's total would enter all later
+// origins, and dS, whose sum is 0, cancels.
 
 void cable_scan4(const Scan& p, Stream stream) {
     const Grid grid(p.heads(), CABLE_CHUNK, 0, stream);
@@ -204,26 +204,29 @@ void cable_scan4(const Scan& p, Stream stream) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// z, dS (heads,T). Sums of R that begin again every `chunk` tokens, where their total so far goes to a double
+// z, dS (heads,T). Sums of R that begin again every `chunk` tokens, where their total so far goes to a double. wide:
+// these sums are double, and only S - origin and dz are rounded to R
 template <class R> struct Oracle {
     std::vector<double> S;
     std::vector<R> dz;
 
-    Oracle(const std::vector<R>& z, const std::vector<R>& dS, size_t heads, size_t T, size_t chunk)
+    Oracle(const std::vector<R>& z, const std::vector<R>& dS, size_t heads, size_t T, size_t chunk,
+           bool wide = false)
         : S(heads * T), dz(heads * T) {
         for (size_t bh = 0; bh < heads; bh++) {
-            double origin = 0.0, later = 0.0;
-            R offset = 0, db = 0;
+            const auto sum = [&](double a, R b) { return wide ? a + (double)b : (double)(R)(a + (double)b); };
+            double origin = 0.0, offset = 0.0;
+            double later = 0.0, db = 0.0;
             for (size_t k = 0; k < T; k++) {
                 const size_t t = bh * T + k;
                 if (k % chunk == 0) { origin += offset, offset = 0; }
-                offset += z[t] > 0 ? z[t] : 0;
-                S[t] = origin + offset;
+                offset = sum(offset, z[t] > 0 ? z[t] : 0);
+                S[t] = origin + (double)(R)offset;
             }
             for (size_t k = T; k-- > 0;) {
                 const size_t t = bh * T + k;
                 if (k % chunk == chunk - 1) { later += db, db = 0; }
-                db += dS[t];
+                db = sum(db, dS[t]);
                 dz[t] = z[t] > 0 ? (R)(later + db) : 0;
             }
         }
@@ -262,12 +265,13 @@ int main(int argc, char** argv) {
         const Oracle<double> want(numbers<double>(z), numbers<double>(dS0), p.heads(), (size_t)p.T, (size_t)p.T);
         const Oracle<float> whole(numbers<float>(z), dS0, p.heads(), (size_t)p.T, (size_t)p.T);
         const Oracle<float> chunked(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK);
+        const Oracle<float> wide(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK, true);
         // 3. the rungs
         const struct { const char* idea; void (*run)(const Scan&, Stream); const Oracle<float>& plain; } rungs[] = {
             {"serial: the equation as it stands", cable_scan1, whole},
             {"a block scans one token per thread", cable_scan2, whole},
             {"chunks, with float64 origins", cable_scan3, chunked},
-            {"shipped: one launch, which can be resumed", cable_scan4, chunked},
+            {"shipped: one launch, which can be resumed", cable_scan4, wide},
         };
         for (const auto& rung : rungs) {
             if (!ladder.begin(rung.idea)) { continue; }
