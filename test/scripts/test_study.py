@@ -439,7 +439,8 @@ class TestQueue(Fake):
             self.study(*words, seeds="1")
             runs += 1
             self.assertEqual((len(self.calls(of="evaluate")), self.read(path)), (runs, good), damaged)
-        for name in "b_val.txt", "s/2x4x64/one-T64/seed_1/step_00000004/manifest.json":      # another text, another model
+        # another text, another model
+        for name in "b_val.txt", "s/2x4x64/one-T64/seed_1/step_00000004/manifest.json":
             self.write(name, "rewritten")
             for _ in range(2):
                 self.study(*words, seeds="1")
