@@ -21,13 +21,13 @@ COMMA := ,
 expect = $(if $(filter-out $(2),$($(1))),$(error $(1)=$($(1)): expected $(firstword $(2)) or $(lastword $(2))))
 $(foreach knob,NO_OMP MPI NCCL FEW_POSITIONS,$(call expect,$(knob),0 1))$(call expect,PRECISION,BF16 FP32)
 
-# conda, Spack and modules export -march=nocona -O2 and the like: the last one wins, so theirs come before ours. What
-# someone types (make CXXFLAGS=-O0) comes last.
+# conda, Spack and modules export -march=nocona -O2 and the like. The last of two such flags wins: exported ones come
+# before ours, typed ones (make CXXFLAGS=-O0) after. What would change the results is refused where it is exported.
 exported = $(if $(filter environment,$(origin $(1))),$($(1)) )
 typed = $(if $(call exported,$(1)),,$($(1)))
 OTHER_BITS := -Of% -ffast% -funsafe-math% -fassociative-math -freciprocal-math -ffinite-math-only -fno-signed-zeros \
     -fno-honor% -fapprox-func -ffp-contract=fast -fp-model=fast% -ffp-model=fast% -fsingle-precision-constant \
-    -mfpmath=387 -mrecip% -mdaz-ftz -use_fast% --use_fast% -fmad% --fmad%
+    -mfpmath=387 -mrecip% -mdaz-ftz -use_fast% --use_fast% -fmad% --fmad% -prec-% --prec-%
 
 # What this machine has; only asked when something is compiled.
 PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \

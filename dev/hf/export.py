@@ -217,14 +217,14 @@ def export(source, out):
     return source
 
 
-def tokens_of(path):
+def tokens_of(path, vocabulary):
     """the tokens of a text, its bytes, or of a shard of GPT-2's format"""
     with console.open_regular(path) as f:
         data = f.read(1 << 22)
-    if not path.endswith(".bin"):
+    if not path.endswith(".bin") and vocabulary == 256:
         return list(data)
     if data[:8] != struct.pack("<2i", 20240520, 1):
-        raise BadInput(f"{path}: expected a text or a shard of tokens, as the scripts of data/ write them")
+        raise BadInput(f"{path}: expected a shard of tokens as data/text.py writes it, or for a model of bytes a .txt")
     return [token for token, in struct.iter_unpack("<H", data[1024:len(data) // 2 * 2])]
 
 
@@ -240,7 +240,8 @@ def loss_of_trainer(source, text, length, count):
 
 def check_losses(source, out, text):
     torch, transformers = console.need("torch"), console.need("transformers")
-    tokens, config = torch.tensor(tokens_of(text)), read_config(out)[0]
+    config, _ = read_config(out)
+    tokens = torch.tensor(tokens_of(text, config.get("vocab_used", config["vocab_size"])))
     length = min(config.get("n_positions", 0), 1024)
     windows = min((len(tokens) - 1) // max(length, 1), 16)
     if windows == 0 or "n_positions" not in config:

@@ -643,6 +643,8 @@ class Transformers(Case):
             self.assertEqual(code, 2, said)
             self.assertRegex(said, r"loss [0-9.]+ in train_gpt2, [0-9.]+ in transformers: another model; docs/new_kern")
         short = self.write("short.txt", "ab")
+        wrong = self.write("wrong.bin", "ab" * 99)
+        self.assertIn("expected a shard of tokens", check(step, "wrong", "--check", wrong)[1])
         self.assertIn("a text of at least 33 tokens", check(step, "short", "--check", short)[1])
         self.assertEqual(check(step, "usage", "--check")[0], 2)
 
