@@ -220,6 +220,7 @@ is_number = lambda v: type(v) in (int, float)
 COUNT = "a whole number", lambda v: type(v) is int and 0 <= v < 1 << 64
 POSITIVE = "a positive whole number", lambda v: COUNT[1](v) and v > 0
 NUMBER = "a number", lambda v: v is None or is_number(v)
+AMOUNT = "a number of at least 0", lambda v: v is None or is_number(v) and v >= 0
 ABOVE_0 = "a number above 0", lambda v: v is None or is_number(v) and v > 0
 SHARE = "a number from 0 to 1", lambda v: is_number(v) and 0 <= v <= 1
 PERCENT = "a number from 0 to 100", lambda v: is_number(v) and 0 <= v <= 100
@@ -228,25 +229,25 @@ TIME = "a time in UTC, such as 2026-01-31T23:59:59.123Z", lambda v: isinstance(v
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", v)
 OBJECT = "an object", lambda v: isinstance(v, dict)
 list_of = lambda what, kind: (f"a list of {what}", lambda v: isinstance(v, list) and all(map(kind[1], v)))
-NUMBERS = list_of("numbers", NUMBER)
-SINKS = 'an object with "4"', lambda v: OBJECT[1](v) and is_number(v.get("4"))
+NUMBERS, LOSSES = list_of("numbers", NUMBER), list_of("numbers of at least 0", AMOUNT)
+SINKS = 'an object with the share of "4"', lambda v: OBJECT[1](v) and SHARE[1](v.get("4"))
 
 # The kinds of log.jsonl and the fields that each has, and fields that a record may lack
 MODEL = {"pos": TEXT, "T": POSITIVE}
-SCORE = {"examples": POSITIVE, "exact": COUNT, "tokens": POSITIVE, "accuracy": SHARE, "loss": NUMBER}
-KINDS = {"config": {}, "train": {"step": COUNT, "loss": NUMBER}, "val": {"step": COUNT, "loss": NUMBER},
+SCORE = {"examples": POSITIVE, "exact": COUNT, "tokens": POSITIVE, "accuracy": SHARE, "loss": AMOUNT}
+KINDS = {"config": {}, "train": {"step": COUNT, "loss": AMOUNT}, "val": {"step": COUNT, "loss": AMOUNT},
          "swap": {"step": COUNT}, "hellaswag": {"acc_norm": SHARE}, "hellaswag_example": {},
          "extrapolation": {**MODEL, "stride": POSITIVE, "ppl": ABOVE_0},
-         "curve": {**MODEL, "stride": POSITIVE, "loss": NUMBERS},
-         "evaluation_speed": {**MODEL, "tok_per_s": NUMBER, "mem": NUMBER},
-         "head": {**MODEL, "layer": COUNT, "head": COUNT, "entropy": NUMBER, "window90": NUMBER, "live_tiles": SHARE,
+         "curve": {**MODEL, "stride": POSITIVE, "loss": LOSSES},
+         "evaluation_speed": {**MODEL, "tok_per_s": AMOUNT, "mem": AMOUNT},
+         "head": {**MODEL, "layer": COUNT, "head": COUNT, "entropy": AMOUNT, "window90": AMOUNT, "live_tiles": SHARE,
                   "sink_weight": SINKS},
          "probe": {**MODEL, "probe": TEXT, "depth": SHARE, "exact_share": SHARE},
          "retrieval": {"T": POSITIVE, "ndcg@10": SHARE}, "task": {**MODEL, "file": TEXT, "length": POSITIVE, **SCORE}}
 OPTIONAL = {"step": COUNT, "T_train": POSITIVE, "windows": POSITIVE, "rope_theta": ABOVE_0, "rope_scaling": OBJECT,
             "window": ("a number or a list of them", lambda v: COUNT[1](v) or NUMBERS[1](v)), "sinks": COUNT,
             "document_mask": ("true", lambda v: v is True), "time": TIME,
-            **dict.fromkeys(("loss", "lr", "norm", "ms", "tok_per_s", "mem", "mfu"), NUMBER)}
+            **dict.fromkeys(("loss", "lr", "norm", "ms", "tok_per_s", "mem", "mfu"), AMOUNT)}
 
 
 def field(record, name, kind, where):
@@ -293,10 +294,13 @@ def check_record(record, where):
         raise BadInput(f"{where}: exact: expected at most {record['examples']:,}, got {record['exact']:,}")
 
 
+NO_TEXT = "\ufffd"                                      # in the place of bytes that are not UTF-8
+
+
 def read_table(path, columns=None, key=()):
     """The rows of a CSV, {column: text}. columns: {name: kind} of the columns that must be there; a number is a number
     then, or None where the cell is empty. key: the columns that tell the rows apart."""
-    text, columns = read_bytes(path).decode("utf-8", "backslashreplace").replace("\0", "\\0"), columns or {}
+    text, columns = read_bytes(path).decode("utf-8", "replace").replace("\0", NO_TEXT), columns or {}
     rows, names, seen = [], [], {}
     lines = csv.reader(text.splitlines(keepends=True), strict=True)
 
@@ -308,7 +312,7 @@ def read_table(path, columns=None, key=()):
             if names.count(name) != 1:
                 refuse(f"{name}: expected one column of this name, got {names.count(name)}")
         for cells in lines:
-            if len(cells) != len(names):
+            if len(cells) != len(names) or NO_TEXT in "".join([*names, *cells]):
                 raise csv.Error(f"got {','.join(cells)[:80]!r}")
             row = dict(zip(names, cells))
             row.update((name, cell_value(row[name])) for name, kind in columns.items() if kind is not TEXT)

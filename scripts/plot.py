@@ -405,11 +405,11 @@ def read_bias(path):
     if "matrices" in data:
         console.field(data, "matrices", console.list_of("objects", console.OBJECT), path)
     grid = data.get("matrices", [])
-    for n, m in enumerate(grid):
-        head = console.COUNT if grid[0].get("head") != "mean" else ('"mean"', lambda v: v == "mean")
+    head = ('"mean"', lambda v: v == "mean") if "mean" in [m.get("head") for m in grid or [data]] else console.COUNT
+    for n, m in enumerate(grid or [data]):
         for name, kind in ("layer", console.COUNT), ("head", head):
-            console.field(m, name, kind, f"{path}: matrix {n}")
-    for m in grid or [data]:
+            if grid or name in m:
+                console.field(m, name, kind, f"{path}: matrix {n}")
         m["bias"] = triangle(path, console.field(m, "bias", ("a list of rows", lambda v: isinstance(v, list)), path))
     T, places = len((grid or [data])[0]["bias"]), {(m["layer"], m["head"]) for m in grid}
     if len(places) < len(grid) or any(len(m["bias"]) != T for m in grid):

@@ -89,8 +89,9 @@ def loaded_options(path, options):
 
 def checked_options(options, where):
     """the flags of a training, which are used here"""
-    needed = {"steps": COUNT, "total_batch": POSITIVE, "seed": COUNT, "pos": TEXT, "train_files": TEXT}
-    optional = {"T": POSITIVE, "pairs": TEXT, "load": TEXT, "val_files": TEXT, "qrels": TEXT}
+    needed = {"steps": COUNT, "total_batch": POSITIVE, "seed": COUNT,
+              **dict.fromkeys(("pos", "train_files", "val_files"), TEXT)}
+    optional = {"T": POSITIVE, "pairs": TEXT, "load": TEXT, "qrels": TEXT}
     for name, kind in {**needed, **optional}.items():
         if name in options or name in needed:
             field(options, name, kind, where)
@@ -113,8 +114,7 @@ def training_of(path, options, T):
 
 def encoding_of(options, config):
     """the encoding as --pos named it, or, for a model loaded without --pos, as its config.json names it"""
-    asked, own = options["pos"], config.get("position")
-    own = str(own.get("name", "")) if isinstance(own, dict) else ""
+    asked, own = options["pos"], config.get("position", {}).get("name", "")
     return own if own and own != asked.partition(":")[0] else asked
 
 
@@ -128,6 +128,8 @@ def read_run(path, checkpoint):
     config = console.read_object(where)
     family = "bert" if config.get("model_type") in ("bert", "cable_bert") else "gpt2"
     *shape, T = (field(config, name, POSITIVE, where) for name in FAMILIES[family][0])
+    if "position" in config:
+        field(field(config, "position", OBJECT, where), "name", TEXT, where)
     size = FAMILIES[family][1].get(tuple(shape))
     model = f"{family}:{size}" if size else "bert " * (family == "bert") + "L{} NH{} C{}".format(*shape)
     where = os.path.join(checkpoint, "state.json")
@@ -239,7 +241,7 @@ class Table:
 
 def paper_rows():
     """the rows of the paper's tables, each with its `numbers` {T: value}"""
-    rows = console.read_table(PAPER_TABLES, COLUMNS)
+    rows = console.read_table(PAPER_TABLES, COLUMNS, [name for name in COLUMNS if not name.isdigit()])
     return [{**r, "numbers": {int(T): v for T, v in r.items() if T.isdigit() and v is not None}} for r in rows]
 
 

@@ -123,9 +123,15 @@ def is_done(command):
     was, now = done.get("inputs"), inputs_of(command)
     same = isinstance(was, dict) and all(now[name] in ("", was.get(name)) for name in now)      # "": it has gone
     try:
-        return same and done.get("settings") == settings_of(command) and done.get("results") == results_of(command)
+        return same and done == done_file(command, was, done.get("commit"))
     except BadInput:
         return False
+
+
+def done_file(command, inputs, commit):
+    """what the .done file of a command has"""
+    done = {"settings": settings_of(command), "inputs": inputs, "results": results_of(command), "commit": commit}
+    return {**done, "checksum": hashlib.sha256(json.dumps(done, sort_keys=True).encode()).hexdigest()}
 
 
 def inputs_of(command):
@@ -183,8 +189,8 @@ def results_of(command):
 def mark_done(command):
     """writes the .done file of a command that has succeeded"""
     if command.marker.endswith(".done"):
-        done = {"settings": settings_of(command), "inputs": inputs_of(command), "results": results_of(command)}
-        write_whole(command.marker, json.dumps({**done, "commit": ledger.commit()}, sort_keys=True) + "\n")
+        done = done_file(command, inputs_of(command), ledger.commit())
+        write_whole(command.marker, json.dumps(done, sort_keys=True) + "\n")
 
 
 def commit_of(command):

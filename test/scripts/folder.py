@@ -5,6 +5,7 @@ import io
 import json
 import os
 import signal
+import stat
 import subprocess
 import sys
 import tempfile
@@ -80,6 +81,18 @@ class Folder(unittest.TestCase):
 
     def shell(self, name, text):
         return self.executable(name, "#!/bin/sh\n" + text)
+
+    def device(self, name, minor):
+        """the path of a device such as /dev/null, 3: for root, who could replace the system's own, one of the test"""
+        try:
+            if os.geteuid() == 0:
+                os.mknod(self.path(name), stat.S_IFCHR | 0o666, os.makedev(1, minor))
+            else:
+                os.symlink("/dev/" + name, self.path(name))
+            open(self.path(name), "wb").close()
+        except PermissionError as e:
+            self.skipTest(str(e))
+        return self.path(name)
 
     def read(self, *names):
         return read(self.path(*names))

@@ -107,9 +107,8 @@ class TestConsole(Folder):
             console.write_whole(self.path("two"), text)
         self.assertEqual((self.read("there", "a"), os.listdir(self.path("there"))), ("second", ["a"]))
         self.assertEqual([os.readlink(self.path(name)) for name in ("one", "two")], ["there/a", "one"])
-        os.symlink("/dev/full", self.path("full"))
-        os.symlink("/dev/null", self.path("null"))
-        console.write_whole(self.path("null"), "x")
+        self.device("full", 7)
+        console.write_whole(self.device("null", 3), "x")
         for name, says in (("full", "No space left"), ("there", "Is a directory"), ("no/where", "No such file")):
             with self.assertRaises(OSError) as caught:
                 console.write_whole(self.path(name), "x")
@@ -118,7 +117,8 @@ class TestConsole(Folder):
         reader = subprocess.Popen(["cat", self.path("pipe")], stdout=subprocess.PIPE, text=True)
         console.write_whole(self.path("pipe"), "through")
         self.assertEqual(reader.communicate(timeout=60)[0], "through")
-        self.assertTrue(stat.S_ISFIFO(os.stat(self.path("pipe")).st_mode))
+        kinds = [stat.S_IFMT(os.stat(self.path(name)).st_mode) for name in ("pipe", "full", "null")]
+        self.assertEqual(kinds, [stat.S_IFIFO, stat.S_IFCHR, stat.S_IFCHR])
         self.assertEqual(sorted(os.listdir(self.folder)), ["full", "null", "one", "pipe", "there", "two"])
 
     def test_logs_and_tables(self):

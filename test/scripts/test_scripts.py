@@ -1,9 +1,12 @@
 """test_scripts.py -- paper.py and report.py with tiny real training runs."""
+import argparse
+import collections
 import fnmatch
 import glob
 import importlib
 import json
 import lzma
+import math
 import os
 import re
 import shlex
@@ -12,13 +15,17 @@ import statistics
 import subprocess
 import sys
 import unittest
+from random import Random
 from unittest import mock
 
 from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called,
                     read_bytes)
+import console
+import longppl
 import paper
 import report
 import runqueue
+import verdict
 
 
 def run(*command, env=None, **kwargs):
@@ -738,7 +745,7 @@ class TestReport(Folder):
         config = {"model_type": "bert", "num_hidden_layers": 12, "num_attention_heads": 12, "hidden_size": 768,
                   "max_position_embeddings": 512, "position": {"name": pos}}
         options = {"steps": 10, "total_batch": 65536, "T": 512, "train_files": "data/x/edu_fineweb_train_*.bin",
-                   "pos": pos, "seed": seed, **options}
+                   "val_files": "data/x/edu_fineweb_val_*.bin", "pos": pos, "seed": seed, **options}
         self.write(f"{name}/step_00000010/config.json", json.dumps(config))
         self.write(f"{name}/step_00000010/state.json", json.dumps({"step": 10, "options": options}))
         return run
@@ -865,6 +872,155 @@ class TestReport(Folder):
             self.run_of("run", ppl={512: 17.0})
             self.write("run/step_00000010/state.json", json.dumps(state).replace(old, new))
             self.assertRegex(self.report(code=2)[1], r"\Areport.py: .*state.json: " + says)
+
+
+MODEL = {"pos": "cable", "T": 64, "T_train": 32, "stride": 64}
+
+
+class TestDamage(Folder):
+    """Files that are damaged in ways drawn from a seed: a reader refuses one in a line that names it, or has the same
+    result. With another number in the place of a number it is another file."""
+    CASES, SEED = 30, 1                     # for each script
+    OTHER = ("x", True, [1], {"a": 1}, -1, 0.5, 1e300, 10 ** 400, math.nan, math.inf)
+    LOG = [{"kind": "config", "commit": "abc", "flags": {"lr": 0.1}},
+           *({"kind": "train", "step": n, "loss": 5 - n / 8, "lr": 1e-3, "norm": 1.5} for n in range(3)),
+           {"kind": "val", "step": 3, "loss": 4.5, "accuracy": 0.25},
+           *({"kind": "extrapolation", **MODEL, "T": T, "stride": T, "loss": 2.5, "ppl": 12.5} for T in (4, 8)),
+           {"kind": "evaluation_speed", **MODEL, "T": 8, "tok_per_s": 1e4, "mem": 2e6},
+           {"kind": "curve", **MODEL, "T": 4, "stride": 4, "windows": 64, "loss": [5.5, 4.5, None, 3.5]},
+           {"kind": "head", **MODEL, "layer": 0, "head": 1, "sink_weight": {"1": 0.5, "4": 0.75}, "entropy": 1.5,
+            "window90": 3, "live_tiles": 0.5},
+           {"kind": "probe", "probe": "copy", **MODEL, "depth": 0.5, "examples": 4, "exact": 2, "exact_share": 0.5},
+           {"kind": "task", **MODEL, "step": 3, "file": "copy_test_0004.bin", "length": 4, "examples": 8, "exact": 6,
+            "tokens": 32, "accuracy": 0.875, "loss": 0.5}]
+    STATE = {"step": 3, "options": {"steps": 3, "total_batch": 256, "train_files": "a_train.txt",
+                                    "val_files": "a_val.txt", "pos": "cable", "seed": 7, "T": 32, "load": ""}}
+    CONFIG = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 32, "position": {"name": "cable"}}
+
+    def damaged(self, random, text):
+        """(the kind of damage, the text with it) of lines of JSON, or of a CSV"""
+        lines, table = text.splitlines(), text[0] != "{"
+        kind = random.choice(("cut", "flip", "value", "value", "missing", "doubled"))
+        n = random.randrange(table, len(lines))
+        if kind == "cut":
+            return kind, text[:random.randrange(len(text))].encode()
+        if kind == "flip":
+            data, at = bytearray(text.encode()), random.randrange(len(text))
+            data[at] ^= 1 << random.randrange(8)
+            return kind, bytes(data)
+        if kind == "doubled":
+            lines.insert(n, lines[n])
+        elif table:
+            rows = [line.split(",") for line in lines]
+            column = random.choice([n for n, cell in enumerate(rows[n]) if re.fullmatch(r"[\d.]+", cell)])
+            if kind == "missing":
+                rows = [row[:column] + row[column + 1:] for row in rows]
+            else:
+                rows[n][column] = random.choice(("abc", "nan", "1e999", "1-", "1" * 400, "01", "1,2", '"'))
+            lines = map(",".join, rows)
+        else:
+            record = json.loads(lines[n])
+            inner = random.choice([record, *(v for v in record.values() if isinstance(v, dict) and v)])
+            name = random.choice(sorted(inner))
+            if kind == "missing":
+                del inner[name]
+            elif isinstance(inner[name], list) and random.random() < 0.7:
+                inner[name] = random.choice((inner[name][1:], [*inner[name], 1.5], 4 * [random.choice(self.OTHER)]))
+            else:
+                instead = [v for v in self.OTHER if type(v) is not type(inner[name]) or v == 10 ** 400]
+                inner[name] = random.choice(instead)
+            lines[n] = json.dumps(record)
+        return kind, "".join(line + "\n" for line in lines).encode()
+
+    def shape(self, text):
+        """what two files have in common whose numbers and words only are different ones; None of a file that is none"""
+        def of(v):
+            if isinstance(v, dict):
+                return {name: of(x) for name, x in v.items()}
+            return [*map(of, v)] if isinstance(v, list) else type(v)
+        try:
+            if text[:1] == b"{":
+                return [of(json.loads(line)) for line in text.decode().splitlines()]
+            head, *rows = [line.split(",") for line in text.decode().splitlines()]
+            return [head, *([of(console.cell_value(cell)) for cell in row] for row in rows)]
+        except ValueError:
+            return None
+
+    def campaign(self, path, read, strict=False):
+        """read(): what a script gets out of the file. strict: also if it is a shorter file, or another one"""
+        good, random, counts = read_bytes(path), Random(f"{self.SEED} {os.path.basename(path)}"), collections.Counter()
+        expected = called(lambda _: print(read()))
+        self.assertEqual(expected[0], 0, expected)
+        for case in range(self.CASES):
+            kind, text = self.damaged(random, good.decode())
+            self.write(path, text)
+            with self.subTest(path=path, case=case, kind=kind, text=text[:2000]):
+                code, out, err = called(lambda _: print(read()))
+                counts[code] += 1
+                if code == 2:
+                    err = re.sub(r".*has no end\n", "", err)
+                    self.assertRegex(err, rf"\A[^\n]*{os.path.basename(path)}[^\n]*\n\Z")
+                elif (code, out) != expected[:2]:
+                    self.assertEqual(code, 0, err)
+                    shorter = kind == "cut" and (text[-1:] in (b"\n", b"") or "has no end" in err)
+                    other = kind == "flip" and self.shape(text) == self.shape(good)
+                    self.assertTrue((shorter or other) and not strict, out)
+        self.write(path, good)
+        return counts
+
+    def lines(self, *records):
+        return "".join(json.dumps(r) + "\n" for r in records)
+
+    def test_logs(self):
+        path, plot = self.write("log.jsonl", self.lines(*self.LOG)), report.plot
+        for read in (lambda: [plot.series(plot.read_log(path), kind, "loss") for kind in ("train", "val")],
+                     lambda: plot.extrapolation_lines([path])[0], lambda: plot.probe_cells([path]),
+                     lambda: {r["T"]: plot.geometric_bins(r["loss"]) for r in plot.runs_with([path], "curve")[0][1]},
+                     lambda: [[value(r) for _, value, *_ in plot.HEAD_STATISTICS]
+                              for heads in plot.head_records([path]).values() for r in heads.values()]):
+            counts = self.campaign(path, read)
+            self.assertGreater(counts[2], self.CASES / 2)
+
+    def test_runs(self):
+        for name, text in (("log.jsonl", self.lines(*self.LOG)), ("step_00000003/state.json", self.lines(self.STATE)),
+                           ("step_00000003/config.json", self.lines(self.CONFIG)),
+                           ("eval/b/log.jsonl", self.lines(*self.LOG[5:9]))):
+            self.write("run/" + name, text)
+
+        def read():
+            code, out, err = called(report.main, self.path("run"))
+            if code:
+                raise console.BadInput(err.splitlines()[0])
+            return out
+        for name in "log.jsonl", "step_00000003/state.json", "step_00000003/config.json", "eval/b/log.jsonl":
+            self.campaign(self.path("run", name), read)
+
+    def test_tables(self):
+        rows = [{"row": "r", "task": "t", "seed": seed, "commit": "abc", "percent": 2.5} for seed in (1, 2)]
+        path = self.path("verdicts.csv")
+        verdict.ledger.write(path, rows)
+        self.campaign(path, lambda: verdict.found(argparse.Namespace(results=path)))
+        with mock.patch.object(report, "PAPER_TABLES", self.write("paper_tables.csv", "".join(
+                line for line in read_bytes(report.PAPER_TABLES).decode().splitlines(keepends=True)
+                if "table" in line or "hellaswag" in line))):
+            self.campaign(report.PAPER_TABLES, report.paper_rows)
+
+    def test_what_is_done(self):
+        """what is damaged is not done, and runs again"""
+        text = self.write("text.txt", "a text")
+        flags = {"load": "run", "val_files": text, "eval_lengths": "4,8", "out": self.folder}
+        command = runqueue.Command("evaluate", "x", flags, self.folder, self.path("eval.done"), 1)
+        self.write("log.jsonl", self.lines(*self.LOG[5:8]))
+        runqueue.mark_done(command)
+        for name in "log.jsonl", "eval.done":
+            def read():
+                if not runqueue.is_done(command):
+                    raise console.BadInput(name)
+                return [(r["T"], r["ppl"]) for r in console.read_log(self.folder, "extrapolation")]
+            self.campaign(self.path(name), read, strict=True)
+        record = {name: 200 * "a" if kind is str else kind() for name, kind in longppl.KEYS.items()}
+        path = self.write("keys.json", self.lines({**record, "checksum": longppl.checksum(record)}))
+        self.campaign(path, lambda: longppl.read_keys(path), strict=True)
 
 
 @unittest.skipUnless(HAS_TRAINER and HAS_BERT, "the trainers are not built")

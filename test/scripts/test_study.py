@@ -439,8 +439,7 @@ class TestQueue(Fake):
             self.study(*words, seeds="1")
             runs += 1
             self.assertEqual((len(self.calls(of="evaluate")), self.read(path)), (runs, good), damaged)
-        # another text, another model
-        for name in "b_val.txt", "s/2x4x64/one-T64/seed_1/step_00000004/manifest.json":
+        for name in "b_val.txt", "s/2x4x64/one-T64/seed_1/step_00000004/manifest.json":     # another text and model
             self.write(name, "rewritten")
             for _ in range(2):
                 self.study(*words, seeds="1")
