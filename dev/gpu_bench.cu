@@ -2,7 +2,6 @@
 // comparison. One JSON object per line.
 //
 //   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
-//   gpu_bench [--skip FILE]                    FILE: keys to leave out, one per line
 //
 // Three sets of normal random inputs take turns. After 10 repetitions to warm up, the median of 50 replays of a CUDA
 // graph that repeats the kernel until it lasts a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
@@ -10,8 +9,6 @@
 // compares neighbours in time.
 #include <algorithm>
 #include <cublasLt.h>
-#include <fstream>
-#include <set>
 #include <string>
 #include <vector>
 
@@ -24,8 +21,6 @@ constexpr int WARM_UP = 10;
 constexpr int REPLAYS = 50;
 constexpr bool causal = CAUSAL;
 const char* const direction_text = causal ? "causal" : "full";
-
-using Skip = std::set<std::string>;             // keys
 
 // ----------------------------------------------------------------------------------------------------------
 // data
@@ -199,7 +194,6 @@ double matmul_tflops(Timer& timer) {
 // one encoding at one shape
 
 struct Bench {
-    const Skip& skip;
     Timer& timer;
     Buffers& buffers;
     FlashArgs (&args)[SETS];
@@ -209,9 +203,6 @@ struct Bench {
     std::string key(const char* pass, const char* pos) const {
         return strprintf("%s %s d%d T%d tokens%d C%d %s", pass, direction_text, shape.HS, shape.T, shape.tokens,
                          shape.C, pos);
-    }
-    bool wanted(const char* pos) const {
-        return skip.count(key("forward", pos)) == 0 || skip.count(key("backward", pos)) == 0;
     }
 
     void print(const char* pass, const char* pos, double ms, const cudaFuncAttributes& kernel, double live) const {
@@ -230,7 +221,6 @@ struct Bench {
     }
 
     template <FlashBias Kind> void run(const char* pos, bool skipping = false) const {
-        if (!wanted(pos)) { return; }
         const size_t tiles = (size_t)args[0].B * args[0].NH * ceil_div(shape.T, FLASH_TILE);
         double live = 1.0;
         if constexpr (Kind == FlashBias::Distance) {
@@ -277,19 +267,8 @@ std::vector<Shape> shapes() {
             {16384, 16384, 2048, 128}, {65536, 1024, 1024, 64},  {65536, 4096, 1024, 64}};
 }
 
-Skip parse(int argc, char** argv) {
-    Skip skip;
-    if (argc == 1) { return skip; }
-    check(argc == 3 && strcmp(argv[1], "--skip") == 0, "usage: gpu_bench [--skip FILE]");
-    std::ifstream file(argv[2]);
-    check(file.good(), "%s: cannot read", argv[2]);
-    for (std::string key; std::getline(file, key);) { skip.insert(key); }
-    return skip;
-}
-
-int main(int argc, char** argv) {
+int main() {
     try {
-        const Skip skip = parse(argc, argv);
         Stream stream;
         CUDA_CHECK(cudaStreamCreate(&stream));
         Timer timer(stream);
@@ -300,7 +279,7 @@ int main(int argc, char** argv) {
         for (const Shape& shape : shapes()) {
             FlashArgs args[SETS];
             prepare(buffers, args, shape, stream);
-            const Bench bench = {skip, timer, buffers, args, shape, product};
+            const Bench bench = {timer, buffers, args, shape, product};
             bench.run<FlashBias::None>("none");
             bench.run<FlashBias::Linear>("alibi");
             bench.run<FlashBias::Distance>("cable");

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """gpu_bench_pytorch.py -- shapes of gpu_bench.cu in PyTorch, and compiled training steps of GPT-2.
 
-    dev/gpu_bench_pytorch.py [--skip FILE] [--device cpu]       FILE: keys to skip, one per line
+    dev/gpu_bench_pytorch.py [--device cpu]                               attention
     dev/gpu_bench_pytorch.py --step B [--tokens SHARD] ...                a step of GPT-2 124M, B sequences of 1,024
     dev/gpu_bench_pytorch.py --losses CHECKPOINT --tokens SHARD --T 32 --B 2 --attention columns --device cpu
 
@@ -132,7 +132,7 @@ def backends(device):
     return found + ([("FlexAttention", "cable", False, run)] if run else [])
 
 
-def attention(device, shapes, skip):
+def attention(device, shapes):
     timer = Timer(device)
     kinds = backends(device)
     for tokens, T, C, HS in shapes:
@@ -148,8 +148,6 @@ def attention(device, shapes, skip):
         for backend, pos, columns, run in kinds:
             keys = [f"{direction} causal d{HS} T{T} tokens{tokens} C{C} {pos} {backend}"
                     for direction in ("forward", "backward")]
-            if all(key in skip for key in keys):
-                continue
             sets, outs = more if columns else plain, []
             if backend.startswith("SDPA"):              # their last argument is the scale
                 sets = [[*x[:4], 1 / math.sqrt(HS), x[5]] for x in sets]
@@ -247,10 +245,8 @@ def losses(args):
     say(f"losses {args.attention}", losses=found, way=args.attention)
 
 
-def training(key, model, inputs, skip, device, steps, **record):
+def training(key, model, inputs, device, steps, **record):
     """measures training steps of model(*inputs), which returns the loss; in 1, 2, 4 or 8 equal parts, as they fit"""
-    if key in skip:
-        return
     parameters = list(model.parameters())
     optimizer = torch.optim.AdamW(parameters, lr=3e-4, **({"fused": True} if device == "cuda" else {}))
     if device == "cuda":
@@ -288,7 +284,7 @@ WAYS = (("none", "sdpa", "torch.compile, SDPA"), ("cable", "columns", "torch.com
         ("cable", "flex", "torch.compile, FlexAttention"))
 
 
-def train_gpt2(device, skip, B, shard):
+def train_gpt2(device, B, shard):
     size, (L, NH, C, V), T, steps = "124M, 65,536 tokens", (12, 12, 768, 50304), 1024, 10
     if device == "cpu":
         size, (L, NH, C, V), T, steps = "nano", (2, 2, 64, 50304), 32, 2
@@ -298,13 +294,13 @@ def train_gpt2(device, skip, B, shard):
     data = data.to(device)
     for pos, way, backend in WAYS:
         key = f"step {size} {pos} {backend}"
-        if key in skip or way == "flex" and (device == "cpu" or flex(device) is None):
+        if way == "flex" and (device == "cpu" or flex(device) is None):
             continue
         config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, position={"name": pos})
         model = GPT2(CableGPT2(config), way, device).to(device)
         inputs = data[:-1].view(B, T), data[1:].view(B, T)
         try:
-            training(key, torch.compile(model) if device == "cuda" else model, inputs, skip, device, steps, size=size,
+            training(key, torch.compile(model) if device == "cuda" else model, inputs, device, steps, size=size,
                      pos=pos, backend=backend)
         except Exception as e:                              # 2.11's compiler does not manage FlexAttention in a model
             if device == "cpu":
@@ -315,7 +311,6 @@ def train_gpt2(device, skip, B, shard):
 def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--step", type=int, metavar="B", help="only a step of GPT-2 124M with B sequences of 1,024 tokens")
-    p.add_argument("--skip", metavar="FILE", help="a file of keys to skip, one per line")
     p.add_argument("--tokens", metavar="SHARD", help="tokens of data/ instead of random ones")
     p.add_argument("--losses", metavar="CHECKPOINT", help="only losses of train_gpt2's model, float32")
     p.add_argument("--attention", default="columns", choices=("sdpa", "columns", "flex"), help="of --losses")
@@ -324,10 +319,6 @@ def main():
     p.add_argument("--steps", type=int, default=3, help="updates of --losses")
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to run [cuda]")
     args = p.parse_args()
-    skip = set()
-    if args.skip:
-        with open(args.skip) as f:
-            skip = set(f.read().split("\n"))
     torch.manual_seed(42)
     torch.set_float32_matmul_precision("high")
     if args.losses:
@@ -335,10 +326,10 @@ def main():
         losses(args)
         return
     if args.step:
-        train_gpt2(args.device, skip, args.step, args.tokens)
+        train_gpt2(args.device, args.step, args.tokens)
         return
     shapes = [(16384, 1024, 768, 64), (16384, 4096, 768, 64), (16384, 4096, 2048, 128)]
-    attention(args.device, [(256, 128, 128, 64)] if args.device == "cpu" else shapes, skip)
+    attention(args.device, [(256, 128, 128, 64)] if args.device == "cpu" else shapes)
 
 
 if __name__ == "__main__":

@@ -81,13 +81,6 @@ def ours(shape, pos):
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
 
 
-def flops(shape):
-    """of a token's products, forward and backward: six for each weight, and seven of C x T / 2 for causal attention"""
-    model, V, T = SHAPES[shape][:3]
-    L, _, C = map(int, model.split(","))
-    return 6 * (12 * L * C * C + V * C) + 7 * C * T * L
-
-
 def cpu_seconds(command):
     """of the process itself: other programs on the machine disturb it less than the time on the clock"""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -107,31 +100,6 @@ def pytorch(shape, pos):
     return {form: float(x) for _, form, x in found}, found[0][0]
 
 
-PEAK = """
-import sys, time, %s
-n, best = 1024, 1e9
-%s
-for _ in range(10):
-    start = time.%s()
-    a @ a
-    best = min(best, time.%s() - start)
-print(2e-9 * n ** 3 / best)
-"""
-
-
-def peak():
-    """GFLOP/s of a product of two matrices, the better of PyTorch's and NumPy's"""
-    clock, best = "process_time" if CPU_TIME else "perf_counter", 0.0
-    for module, make in (("torch", f"torch.set_num_threads({THREADS}); a = torch.randn(n, n)"),
-                         ("numpy", "a = numpy.random.rand(n, n).astype('f')")):
-        python = PYTORCH if module == "torch" else sys.executable
-        p = subprocess.run([python, "-c", PEAK % (module, make, clock, clock)],
-                           env=dict(os.environ, OPENBLAS_NUM_THREADS=THREADS), stdout=subprocess.PIPE,
-                           stderr=subprocess.DEVNULL, universal_newlines=True)
-        best = max(best, float(p.stdout)) if p.returncode == 0 else best
-    return best
-
-
 def processor():
     try:
         return re.search(r"model name\s*: (.*)", open("/proc/cpuinfo").read()).group(1)
@@ -141,11 +109,9 @@ def processor():
 
 def compare(shapes):
     """prints the table of tokens/s, and writes it to CSV"""
-    speed, peaks, version, start = {}, [], "", time.time()
+    speed, version, start = {}, "", time.time()
     turns = [(r, shape, pos) for r in range(ROUNDS) for shape in shapes for pos in ENCODINGS]
     for done, (r, shape, pos) in enumerate(turns, 1):
-        if pos == ENCODINGS[0]:
-            peaks.append(peak())
         speed.setdefault((shape, pos, "ours"), []).append(ours(shape, pos))
         forms, version = pytorch(shape, pos)
         for form, x in forms.items():
@@ -154,8 +120,8 @@ def compare(shapes):
         print(f"  {done}/{len(turns)} {shape} {pos}: ours {speed[shape, pos, 'ours'][-1]:.0f}, " +
               ", ".join(f"{form} {x:.0f}" for form, x in forms.items()) +
               f" tokens/s (load {os.getloadavg()[0]:.1f}; {left / 60:.0f} min left)", flush=True)
-    columns = ["model", "T", "encoding", "ours", "PyTorch", "form", "ratio", "over none, %", "share of the peak"]
-    rows, top = [], max(peaks)
+    columns = ["model", "T", "encoding", "ours", "PyTorch", "form", "ratio", "over none, %"]
+    rows = []
     for shape in shapes:
         model, _, T = SHAPES[shape][:3]
         for pos in ENCODINGS:
@@ -163,9 +129,8 @@ def compare(shapes):
             y, form = max((statistics.median(speed[key]), key[2]) for key in speed
                           if key[:2] == (shape, pos) and key[2] != "ours")
             more = statistics.median(n / c for n, c in zip(speed[shape, "none", "ours"], speed[shape, pos, "ours"])) - 1
-            rows.append([model, T, pos, f"{x:.0f}", f"{y:.0f}", form, f"{x / y:.2f}", f"{100 * more:+.1f}",
-                         f"{1e-9 * x * flops(shape) / top:.2f}"])
-    machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, peak {top:.0f} GFLOP/s, "
+            rows.append([model, T, pos, f"{x:.0f}", f"{y:.0f}", form, f"{x / y:.2f}", f"{100 * more:+.1f}"])
+    machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, "
                f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
                f"load {os.getloadavg()[0]:.0f}")
     command = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={FORMS} dev/bench/run.sh {' '.join(sys.argv[1:])}".strip()

@@ -8,9 +8,7 @@
 #   FORMS=eager,compiled               those of bench_pytorch.py to compare with; the faster one counts
 #   PYTORCH_PYTHON=PATH                the PyTorch to compare with, instead of that of dev/hf/requirements.txt
 #
-# 256, 1024 and 4096 are lengths of the small model, L4 NH4 C128. The share of the peak is the time that the step's
-# products would take if they ran as fast as one of 1,024 x 1,024 matrices does in PyTorch or in NumPy, over the time of
-# the step. CSV: the table, with machine, commit and command.
+# 256, 1024 and 4096 are lengths of the small model, L4 NH4 C128. CSV: the table, with machine, commit and command.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 dev/install.sh build
@@ -20,4 +18,4 @@ export OMP_NUM_THREADS=$THREADS
 [ "$*" = encodings ] ||     # which needs none
     PYTORCH_PYTHON=${PYTORCH_PYTHON:-$(dev/hf/exports.sh --python || dev/install.sh --python torch)}
 export PYTORCH_PYTHON
-exec "$(dev/install.sh --python numpy 2>/dev/null || echo python3)" dev/bench/bench.py "$@"
+exec python3 dev/bench/bench.py "$@"

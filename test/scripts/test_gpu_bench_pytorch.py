@@ -112,8 +112,6 @@ class Program(Folder):
         found = printed("--step", "4")
         self.assertEqual({(r["pos"], r["backend"], r["B"]) for r in found.values()},
                          {("none", "torch.compile, SDPA", 4), ("cable", "torch.compile, SDPA with columns", 4)})
-        skip = self.write("skip", "\n".join(found) + "\n")
-        self.assertEqual(printed("--step", "4", "--skip", skip), {})
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import gpu_check  # noqa: E402
 import measured  # noqa: E402
 
 # nvcc, the C++ compiler and all that they build: a program of this text. WRONG: what is not as it should be.
-PROGRAM = r"""#!/usr/bin/python3 -SE
+PROGRAM = f"#!{sys.executable} -SE\n" + r"""
 import json, os, shutil, struct, sys
 args, name, wrong = sys.argv[1:], os.path.basename(sys.argv[0]), os.environ.get("WRONG", "")
 flag = lambda word, otherwise="": args[args.index(word) + 1] if word in args else otherwise
@@ -84,7 +84,7 @@ class GpuCheck(Folder):
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
                           for line in compiled], 12 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
-        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 3)     # of `device` and --help
+        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 4)    # --help, import torch
 
     def test_what_fails_is_named_and_tried_again(self):
         for wrong, what, words in (("loss", "losses gpt2", "none, bf16: the losses differ from the CPU's by 0.002"),
