@@ -232,7 +232,7 @@ list_of = lambda what, kind: (f"a list of {what}", lambda v: isinstance(v, list)
 NUMBERS, LOSSES = list_of("numbers", NUMBER), list_of("numbers of at least 0", AMOUNT)
 SINKS = 'an object with the share of "4"', lambda v: OBJECT[1](v) and SHARE[1](v.get("4"))
 
-# The kinds of log.jsonl and the fields that each has, and fields that a record may lack
+# The kinds of log.jsonl and the fields that scripts need of each, and fields that a record may lack
 MODEL = {"pos": TEXT, "T": POSITIVE}
 SCORE = {"examples": POSITIVE, "exact": COUNT, "tokens": POSITIVE, "accuracy": SHARE, "loss": AMOUNT}
 KINDS = {"config": {}, "train": {"step": COUNT, "loss": AMOUNT}, "val": {"step": COUNT, "loss": AMOUNT},
@@ -265,8 +265,8 @@ def number(record, name):
 
 
 def read_log(run, kind=None, ended=False):
-    """The records of RUN_DIR/log.jsonl, or of a kind. Its last line may be torn: the trainer cuts it when it continues.
-    ended: not of a run that has ended."""
+    """The records of RUN_DIR/log.jsonl, or those of a kind. ended: the run has ended, so its last line has an end; the
+    trainer cuts a line without an end when it continues."""
     path = os.path.join(run, "log.jsonl") if os.path.isdir(run) else run
     try:
         lines = read_bytes(path).split(b"\n")
@@ -318,7 +318,7 @@ def read_table(path, columns=None, key=()):
             row.update((name, cell_value(row[name])) for name, kind in columns.items() if kind is not TEXT)
             for name, kind in columns.items():
                 field(row, name, kind, f"{path}: line {lines.line_num}")
-            first = seen.setdefault(tuple(row[name] for name in key or names), lines.line_num)
+            first = seen.setdefault(tuple(row[name] for name in key), lines.line_num)
             if key and first != lines.line_num:
                 refuse(f"{', '.join(key)}: expected a row of its own, got line {first} again")
             rows.append(row)
@@ -398,7 +398,7 @@ def weights_sha256(checkpoint):
 def write_whole(path, content):
     """Writes a text or bytes. A kill or a power failure at any moment leaves the old file or the new one; a link is
     followed. A device or a pipe is written into."""
-    replaced = os.path.isfile(path) or not os.path.exists(path)
+    replaced = os.path.isfile(path) or not (os.path.exists(path) or os.path.islink(os.path.realpath(path)))     # a loop
     target = os.path.realpath(path) if replaced else path
     try:
         with open(target + ".tmp" * replaced, "wb") as f:

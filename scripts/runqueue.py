@@ -161,14 +161,16 @@ def weights_of(checkpoint):
 
 
 def results_of(command):
-    """A checksum of what a command has left, "" if that is checkpoints only. Raises BadInput if something is not there
-    that its flags ask for."""
+    """A checksum of what a command has left beside checkpoints. Raises BadInput if something is missing that its flags
+    require."""
     flags, kinds = command.flags, {kind for flag, kind in RECORDS.items() if flag in command.flags}
     names = ["output.log"] * ("generate" in flags)
     if "dump_bias" in flags:
-        names, kinds = [os.path.basename(command.marker)[:-len(".done")] + ".json"], {}
+        names, kinds = [os.path.basename(command.marker)[:-len(".done")] + ".json"], set()
     if "retrieval" in kinds:
-        kinds -= {"extrapolation"}
+        kinds.remove("extrapolation")
+    if "resume" in flags:                                   # only a validation scores it then
+        kinds.discard("hellaswag")
     found = [r for r in console.read_log(command.out, ended=True) if r["kind"] in kinds] if kinds else []
     lengths = console.naturals(flags["eval_lengths"]) if "eval_lengths" in flags else []
     strides = {T: min(int(flags.get("stride", 0)) or T, T) for T in lengths}

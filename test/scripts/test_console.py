@@ -11,7 +11,7 @@ import sys
 import tempfile
 import unittest
 
-from folder import ROOT, SCRIPTS, Folder
+from folder import ROOT, SCRIPTS, Folder, read_bytes
 import console
 import ledger
 
@@ -130,13 +130,17 @@ class TestConsole(Folder):
         self.assertRaisesRegex(console.BadInput, "line 3: expected a JSON object", console.read_log, path, ended=True)
         for line, says in (('{"kind":"train","step":0', "expected a JSON object"), ("[1]", "expected a JSON object"),
                            ("", "expected a JSON object"), ('{"kind":"trajn"}', "kind: expected one of config, "),
-                           ('{"kind":"train","step":0}', "loss: expected a number, got none"),
+                           ('{"kind":"train","step":0}', "loss: expected a number of at least 0, got none"),
                            ('{"kind":"train","step":"0","loss":1}', 'step: expected a whole number, got "0"'),
-                           ('{"kind":"train","step":0,"loss":true}', "loss: expected a number, got true"),
-                           ('{"kind":"train","step":0,"loss":1,"lr":"x"}', 'lr: expected a number, got "x"'),
+                           ('{"kind":"train","step":0,"loss":true}', "loss: expected a number of at least 0, got true"),
+                           ('{"kind":"train","step":0,"loss":1,"lr":-1}', "lr: expected a number of at least 0"),
                            ('{"kind":"curve","pos":"a","T":2,"stride":2,"loss":[1]}', "loss: expected 2 numbers")):
             self.write("run/log.jsonl", "\n".join([log[0], line, log[1], ""]))
             self.assertRaisesRegex(console.BadInput, "log.jsonl: line 2: " + re.escape(says), console.read_log, path)
+        sources = [p for p in glob.glob(os.path.join(ROOT, "**", "*.*"), recursive=True) if p.endswith((".cu", ".h"))]
+        kinds = {kind for p in sources if "/test/" not in p
+                 for kind in re.findall(r'\{"kind", "(\w+)"\}', read_bytes(p).decode())}
+        self.assertEqual(kinds, {*console.KINDS})                   # those that the trainers write
         columns = {"name": console.TEXT, "share": console.PERCENT, "of": console.NUMBER}
         path = self.write("a.csv", "name,share,of,more\n01,1,,x\nb,2.5,-1e3,y\n")
         self.assertEqual(console.read_table(path, columns, ("name",)),
