@@ -188,7 +188,6 @@ edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## the cost of editing a header and 
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
-ranks-long: train_gpt2 train_bert ; @python3 test/ranks/ranks_long.py $(PART:%=--part %) $(ARGS)  ## at full length
 mutations: ; @python3 test/mutations/mutate.py $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
 lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks

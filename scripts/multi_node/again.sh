@@ -1,14 +1,12 @@
 # again.sh -- sourced: starts a training, and starts it again where it left off.
 #
-# The caller defines launch(), which starts its arguments through watched() and leaves their exit code in $code, and may
-# define save_and_stop(). `again ./train_gpt2cu FLAGS` adds --resume 1 and starts them
+# The caller defines launch(), which starts its arguments through watched() and leaves their exit code in $code.
+# `again ./train_gpt2cu FLAGS` adds --resume 1 and starts them
 #   - again after exit code 75: a rank got SIGUSR1, and all have saved;
 #   - at most $RESTARTS [3] times after any other failure, but for those that would only repeat themselves: bad input
 #     (2), divergence (3) and too little memory (4).
 # SIGINT, SIGTERM, SIGHUP or SIGUSR1 to the script itself save a checkpoint and end it, with code 75.
 code=0 pid='' stopped=false
-
-save_and_stop() { kill -USR1 "$pid" 2>/dev/null || true; }
 
 # A session of its own keeps the terminal's Ctrl-C from the launcher, which might kill the ranks before they have saved.
 watched() {
@@ -25,7 +23,7 @@ watched() {
 
 again() {
     local left=${RESTARTS:-3}
-    trap 'stopped=true; [ -z "$pid" ] || save_and_stop' INT TERM HUP USR1
+    trap 'stopped=true; [ -z "$pid" ] || kill -USR1 "$pid" 2>/dev/null || true' INT TERM HUP USR1
     while true; do
         launch "$@" --resume 1
         if $stopped || [[ $code =~ ^[0234]$ ]]; then break; fi

@@ -1,5 +1,4 @@
 // comm_program.cu -- what test_ranks.py starts: each run tests one mode, on as many ranks as its launcher gives.
-// TIMEOUT in the environment is --collective_timeout.
 //
 //   comm_program sums [SEED]      slices; the tree over ranks and micro-batches, against a recursive sum of all leaves
 //   comm_program gradients [SEED] the sum of a step's gradients, and the bytes that it sends
@@ -444,8 +443,7 @@ int main(int argc, char** argv) {
     try {
         const Names words(argv, argv + argc);
         Launch launch = find_launch();
-        if (getenv("TIMEOUT") != nullptr) { comm().timeout = atof(getenv("TIMEOUT")); }
-        if (argc > 3 && words[(size_t)argc - 2] == "--ranks") {
+        if (launch.size == 1 && argc > 3 && words[(size_t)argc - 2] == "--ranks") {
             int code = 0;
             if (fork_ranks(atoi(argv[argc - 1]), launch, code)) { return code; }
         }

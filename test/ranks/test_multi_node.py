@@ -1,37 +1,22 @@
-"""test_multi_node.py -- scripts/multi_node/{mpirun,torchrun}.sh and scripts/run_gpt2_*.sh, on CPU ranks with real data
-(CABLE_DATA). Each training is stopped by SIGUSR1 in its middle, resumes, and ends; torchrun is a double that, like the
-real one, starts the ranks with its variables and answers any failure with 1. slurm.sbatch: test_ranks.py."""
+"""test_multi_node.py -- scripts/multi_node/mpirun.sh and scripts/run_gpt2_*.sh, on CPU ranks with real data (from
+CABLE_DATA). Each training is stopped by SIGUSR1 in its middle, resumes, and ends. slurm.sbatch: test_ranks.py."""
 import glob
 import json
 import os
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
 import unittest
 
 from test_ranks import ENVIRONMENT, LIMIT, MPIRUN, PIPES, ROOT, TRAINER
-from test_start import free_port
 
 DATA = os.environ.get("CABLE_DATA", "")
 SCRIPTS = os.path.join(ROOT, "scripts")
 STEPS = 12
 
-TORCHRUN = f"""#!{sys.executable}
-import os, subprocess, sys
-words = sys.argv[1:]
-at = words.index("--no_python")
-flags = dict(zip(words[:at:2], words[1:at:2]))
-assert flags["--nnodes"] == "1" and flags["--node_rank"] == "0", flags
-ranks = int(flags["--nproc_per_node"])
-shared = dict(os.environ, WORLD_SIZE=str(ranks), LOCAL_WORLD_SIZE=str(ranks), TORCHELASTIC_RUN_ID="7",
-              MASTER_ADDR=flags["--master_addr"], MASTER_PORT=flags["--master_port"])
-runs = [subprocess.Popen(words[at + 1:], env=dict(shared, RANK=str(r), LOCAL_RANK=str(r))) for r in range(ranks)]
-sys.exit(any([p.wait() for p in runs]))
-"""
 # the trainer, but the first time that it is started one SIGUSR1 comes once it has saved
 STOPPED = f"""#!/bin/bash
 if mkdir "$MARK" 2>/dev/null; then
@@ -94,11 +79,6 @@ class MultiNode(unittest.TestCase):
         self.check_ended(*self.run_script("multi_node/mpirun.sh", *self.command(), RANKS="2",
                                           MPI_FLAGS="--oversubscribe"))
 
-    def test_torchrun(self):
-        double = self.program("torchrun", TORCHRUN)
-        self.check_ended(*self.run_script("multi_node/torchrun.sh", *self.command(), GPUS="2", TORCHRUN=double,
-                                          MASTER_PORT=str(free_port())))
-
     def test_the_runs_of_the_paper(self):
         """the second script is the first one with other values"""
         train, val = self.files()
@@ -141,14 +121,15 @@ class MultiNode(unittest.TestCase):
                 with open(calls) as f:
                     self.assertEqual(f.read(), "--steps 1 --resume 1\n" * times)
 
+    @unittest.skipUnless(MPIRUN, "SKIPPED: there is no mpirun")
     def test_a_signal_to_the_script_saves_and_ends(self):
         os.mkdir(self.at("mark"))                   # the trainer is not stopped by itself
         words = self.command()
         words[words.index("--steps") + 1] = "1000000"
         words += ["--keep", "2"]
-        environment = dict(ENVIRONMENT, RUN=self.at("run"), MARK=self.at("mark"), GPUS="2",
-                           TORCHRUN=self.program("torchrun", TORCHRUN), MASTER_PORT=str(free_port()))
-        p = subprocess.Popen(["bash", os.path.join(SCRIPTS, "multi_node", "torchrun.sh"), *words], env=environment,
+        environment = dict(ENVIRONMENT, RUN=self.at("run"), MARK=self.at("mark"), RANKS="2",
+                           MPI_FLAGS="--oversubscribe")
+        p = subprocess.Popen(["bash", os.path.join(SCRIPTS, "multi_node", "mpirun.sh"), *words], env=environment,
                              **PIPES)
         late = threading.Timer(LIMIT, p.kill)
         late.start()
@@ -161,11 +142,10 @@ class MultiNode(unittest.TestCase):
         self.assertNotIn("continuing from it", output)
 
     def test_help(self):
-        for script in "mpirun.sh", "torchrun.sh":
-            code, output = self.run_script("multi_node/" + script)
-            self.assertEqual(code, 2, output)
-            self.assertRegex(output, r"^\w+\.sh -- trains (?s:.)*RESTARTS \[3\]")
-            self.assertNotIn("set -", output)
+        code, output = self.run_script("multi_node/mpirun.sh")
+        self.assertEqual(code, 2, output)
+        self.assertRegex(output, r"^\w+\.sh -- trains (?s:.)*RESTARTS \[3\]")
+        self.assertNotIn("set -", output)
         code, output = self.run_script("run_gpt2_124M.sh", "--help")
         self.assertEqual(code, 0, output)
         self.assertIn("PREDICTION", output)

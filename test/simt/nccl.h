@@ -13,6 +13,7 @@
 #include <memory>
 
 #include <fcntl.h>
+#include <poll.h>
 #include <sched.h>
 
 #include "llmc/base/rand.h"
@@ -76,7 +77,9 @@ inline void simt_nap() {
 }
 inline int simt_sched_yield() { simt_nap(); return sched_yield(); }
 inline int simt_usleep(useconds_t microseconds) { simt_nap(); return usleep(microseconds); }
+inline int simt_poll(pollfd* asked, nfds_t n, int most) { simt_nap(); return poll(asked, n, std::min(most, 1)); }
 #define sched_yield simt_sched_yield
+#define poll simt_poll
 #define usleep simt_usleep
 
 // The last call was accepted, or (a communicator that does not block) will be soon.

@@ -1,9 +1,9 @@
 // From text to ids and back: merges and pieces, every kind of tokenizer file, and bad files are refused.
 #include "llmc/base/rand.h"
-#include "llmc/engine/sha256.h"
 #include "test/fuzz/fuzz_tokenizer.cu"
 #include "test/catch.h"
 #include "test/files.h"
+#include "test/sha256.h"
 
 namespace {
 

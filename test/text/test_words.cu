@@ -1,8 +1,8 @@
 // UTF-8, the classes of characters and their folded forms, and text cut into words as GPT-2 and BERT cut it.
 #include "llmc/base/rand.h"
-#include "llmc/engine/sha256.h"
 #include "llmc/engine/text/words.h"
 #include "test/files.h"
+#include "test/sha256.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
-// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or TCP (hosts: wire.h) or
-// NCCL (devices).
+// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or sockets (hosts: wire.h)
+// or NCCL (devices).
 //
 // A run is one rank unless a launcher (launch.h) or the program itself (fork.h) has started several; MPI is not even
 // initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
@@ -9,10 +9,13 @@
 
 #include <csignal>
 
+#include <fcntl.h>
+
 #include "../../base/device.h"
 
+#include "launch.h"
 #include "nccl.h"
-#include "rendezvous.h"
+#include "wire_sockets.h"
 #if defined(USE_MPI)
 #include "wire_mpi.h"
 #else
@@ -26,16 +29,18 @@ inline Wire* start_mpi() { return nullptr; }
 inline void comm_init(const Launch& launch, const Names& program) {
     if (launch.size == 1) { return; }
     Comm& c = comm();
-    Wire* wire = launch.mpi ? start_mpi() : nullptr;
-    if (wire == nullptr && launch.port == 0) { refuse_launch(launch, program); }
-    if (wire == nullptr) { wire = start_tcp(launch); }
-    c.wire = wire;
+    if (launch.mpi) { c.wire = start_mpi(); }
+    if (!launch.sockets.empty()) {
+        c.wire = new SocketWire(launch.sockets);
+        c.rank = c.local_rank = launch.rank;
+        c.size = c.local_size = launch.size;
+    }
+    if (c.wire == nullptr) { refuse_launch(launch, program); }
     c.spins = c.local_size <= sysconf(_SC_NPROCESSORS_ONLN);
     // Without this check each process would train on all of the data, and all would write to the same --out.
     if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
-    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d (is it of another "
-          "MPI than the one this program was built with? srun --mpi=none, torchrun and --ranks need none)",
-          launch.size, c.size);
+    check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d: is it of another "
+          "MPI than the one this program was built with? --ranks needs none", launch.size, c.size);
     if (c.rank != 0 && freopen("/dev/null", "w", stdout) == nullptr) {
         die(EXIT_DEVICE, "/dev/null: %s", strerror(errno));
     }
@@ -139,6 +144,15 @@ inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
         regular = regular && ranks[(size_t)r].size == g && ranks[(size_t)r].rank == r % g;
     }
     return regular ? g : 0;
+}
+// Two containers on one machine count as two.
+inline uint64_t this_machine() {
+    char name[256] = "", boot[64] = "";
+    gethostname(name, sizeof(name) - 1);
+    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
+    if (fd >= 0 && read(fd, boot, sizeof(boot) - 1) < 0) { boot[0] = '\0'; }
+    if (fd >= 0) { close(fd); }
+    return checksum(std::string(name) + " " + boot);
 }
 // Called after the device is chosen. Gradients go from GPU to GPU by NCCL, without which several ranks are refused.
 // Sets comm().node, too: exchange.cuh then sums on each machine first.

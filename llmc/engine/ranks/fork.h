@@ -3,10 +3,13 @@
 
 #include <csignal>
 
+#include <fcntl.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "rendezvous.h"
+#include "launch.h"
+#include "wire_sockets.h"
 
 constexpr double LAST_WORDS = 3;            // seconds between the failure of a rank and SIGKILL for the rest
 constexpr int CROWD = 8;                    // ranks on a core, at the most
@@ -75,6 +78,39 @@ inline int cores_here() {
     return known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
 }
 
+// A pair of sockets for each two ranks. ends[r][other]: that of rank r, while this process has it open
+struct SocketPairs {
+    std::vector<std::vector<int>> ends;
+
+    explicit SocketPairs(int n) : ends((size_t)n, std::vector<int>((size_t)n, -1)) {
+        rlimit files = {};                  // this process has up to n^2 / 4 of them open
+        if (getrlimit(RLIMIT_NOFILE, &files) != 0) { return; }
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    // Before rank r is forked: its pairs with the ranks after it. false and errno on failure
+    bool open_for(size_t r) {
+        for (size_t other = r + 1; other < ends.size(); other++) {
+            int pair[2];
+            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) { return false; }
+            ends[r][other] = pair[0];
+            ends[other][r] = pair[1];
+        }
+        return true;
+    }
+    void close_of(size_t r) {
+        for (int& fd : ends[r]) {
+            if (fd >= 0) { close(fd); }
+            fd = -1;
+        }
+    }
+    // In rank r: its ends, while all others are closed, so that every rank sees when another one has ended
+    std::vector<int> keep(size_t r) {
+        for (size_t other = 0; other < ends.size(); other++) { if (other != r) { close_of(other); } }
+        return ends[r];
+    }
+};
+
 // Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
 // ranks have ended, with the exit code in `code`. Called before any thread exists, because a fork does not
 // copy threads.
@@ -86,12 +122,6 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     Launch l;
     l.by = "--ranks";
     l.size = n;
-    l.host = "127.0.0.1";
-    l.listener = listen_at(l.host, 0);
-    if (l.listener < 0) { die(EXIT_DEVICE, "--ranks %d: cannot listen at 127.0.0.1: %s", n, strerror(errno)); }
-    l.port = port_of(l.listener);
-    l.run = strprintf("--ranks %d of process %d", n, (int)getpid());
-    l.secret = random_text();
     sigset_t awaited, before;
     sigemptyset(&awaited);
     for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
@@ -104,23 +134,25 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     const pid_t parent = getpid();
     std::vector<pid_t> ranks;
     std::string shown;
+    SocketPairs pairs(n);
     for (l.rank = 0; l.rank < n; l.rank++) {
-        const pid_t child = fork();
+        const bool connected = pairs.open_for((size_t)l.rank);
+        const pid_t child = connected ? fork() : -1;
         if (child == 0) {
             become_rank(parent, before);
-            if (l.rank > 0) { close(l.listener); }
+            l.sockets = pairs.keep((size_t)l.rank);
             launch = l;
             return false;
         }
         if (child < 0) {
             const int error = errno;
             for (pid_t other : ranks) { kill(other, SIGKILL); }
-            die(EXIT_DEVICE, "--ranks %d: fork: %s", n, strerror(error));
+            die(EXIT_DEVICE, "--ranks %d: %s: %s", n, connected ? "fork" : "socketpair (ulimit -n?)", strerror(error));
         }
+        pairs.close_of((size_t)l.rank);
         ranks.push_back(child);
         shown += " " + std::to_string(child);
     }
-    close(l.listener);
     say("--ranks %d: the ranks are processes%s", n, shown.c_str());
     code = watch_ranks(ranks, awaited);
     return true;

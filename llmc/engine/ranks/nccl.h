@@ -35,7 +35,7 @@ inline void nccl_check(ncclResult_t result, const char* what) {
 }
 // Waits until NCCL has accepted the last call; only then the next one is allowed.
 inline void nccl_settle(const char* what) {
-    Deadline deadline(what, -1);
+    Deadline deadline(what);
     for (;;) {
         ncclResult_t state;
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // whether the query worked
@@ -46,7 +46,7 @@ inline void nccl_settle(const char* what) {
 }
 // The host waits until the device has reached a point. others: it waits for other ranks, so there is a deadline.
 inline void nccl_wait(const Event& point, bool others, const char* what) {
-    Deadline deadline(what, -1);
+    Deadline deadline(what);
     for (;;) {
         const cudaError_t state = cudaEventQuery(point.event);
         if (state == cudaSuccess) { return; }

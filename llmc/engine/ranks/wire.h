@@ -1,4 +1,5 @@
-// ranks/wire.h -- how the hosts of a run's ranks reach each other. There are two ways: wire_mpi.h and wire_tcp.h.
+// ranks/wire.h -- how the hosts of a run's ranks reach each other. There are two ways: wire_mpi.h and
+// wire_sockets.h.
 //
 // A rank that waits for another one gives up after comm().timeout seconds, with an Error that names both ranks and what
 // they were doing.
@@ -18,7 +19,7 @@ using Messages = std::vector<Message>;
 
 // `what` tells in messages what the ranks were doing. The first three are collectives.
 struct Wire {
-    const char* name;                       // "MPI", "TCP"
+    const char* name;                       // "MPI", "sockets"
     explicit Wire(const char* name) : name(name) {}
     virtual ~Wire() {}
 
@@ -65,21 +66,17 @@ inline Comm& comm() { static Comm c; return c; }
 // stopped (SIGSTOP, a suspended laptop) does not count.
 struct Deadline {
     const char* what;
-    int peer;                               // -1: any other rank
     double waited = 0, last = wall_seconds();
-    double longer = 0;                      // seconds beyond comm().timeout
     std::string missing;                    // names of the missing ranks, if known
-    Deadline(const char* what, int peer) : what(what), peer(peer) {}
+    explicit Deadline(const char* what) : what(what) {}
     // Called while the event has not happened. by_wire: the event arrives over the wire
     void nap(bool by_wire = false) {
         const Comm& c = comm();
         const double now = wall_seconds();
         waited += std::min(now - last, 1.0);
         last = now;
-        if (waited > c.timeout + longer) {
-            const bool any = peer < 0 || peer == c.rank;
-            std::string others = any ? "the other ranks" : strprintf("rank %d", peer);
-            if (!missing.empty()) { others = "rank " + missing; }
+        if (waited > c.timeout) {
+            const std::string others = missing.empty() ? "the other ranks" : "rank " + missing;
             die(EXIT_DEVICE, "%s: rank %d waited %.0f s for %s (--collective_timeout): it hangs, died or needs longer",
                 what, c.rank, waited, others.c_str());
         }
@@ -122,7 +119,7 @@ struct RollCall {
 // Waits until done() is true, which depends on other ranks.
 template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
     if (done()) { return; }
-    Deadline deadline(what, -1);
+    Deadline deadline(what);
     for (RollCall roll_call(wire); !done();) {
         deadline.missing = roll_call.missing(deadline.waited);
         deadline.nap(true);

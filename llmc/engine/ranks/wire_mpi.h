@@ -77,7 +77,10 @@ struct MpiWire : Wire {
         MPI_Finalize();
         alarm(0);
     }
-    void end_all(int code) override { MPI_Abort(MPI_COMM_WORLD, code); }
+    void end_all(int code) override {
+        usleep(200000);                     // MPICH's mpiexec drops a message that it has not yet passed on
+        MPI_Abort(MPI_COMM_WORLD, code);
+    }
 
     void say_waiting(int rank) override {
         MPI_Request said;

@@ -4,6 +4,8 @@
 // Every function here is a collective. A difference is the same error on every rank, with both values in it.
 #pragma once
 
+#include <random>
+
 #include "../files/outdir.h"
 #include "../ranks/parameters.cuh"
 #include "../ranks/patience.h"
@@ -98,7 +100,7 @@ inline void check_same_loaded(const Parameters& p, Json state) {
 inline void check_shared_directory(const std::string& out) {
     if (comm().size == 1) { return; }
     const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
-    const std::string text = comm_text(random_text(), "the probe of --out");
+    const std::string text = comm_text(std::to_string(std::random_device()()), "the probe of --out");
     rank0_works([&] { write_text(path, text); }, "the probe of --out");
     const double end = wall_seconds() + std::min(10.0, comm().timeout / 2);
     const auto shared = [&] { return path_exists(path) && read_file(path) == text && access(out.c_str(), W_OK) == 0; };

@@ -1,4 +1,5 @@
-// ranks/wire_tcp.h -- the wire between ranks that were started without MPI: a connection for each pair of ranks.
+// ranks/wire_sockets.h -- the wire between the processes of --ranks N: a pair of sockets for each two of them, which
+// fork.h makes before it forks. Nobody else can reach them, and nobody listens.
 //
 // They send frames: a head, followed by its number of bytes if the kind is Data. A rank that waits for anything reads
 // what arrives from any rank and sends what it can, so that no two ranks ever wait for each other to read.
@@ -11,26 +12,26 @@
 
 #include "wire.h"
 
-struct TcpFrame {
+struct Frame {
     // Waiting: for the roll call; End: an error, which its rank has reported; Bye: the end of the run
-    enum Kind : uint32_t { Data = 0xcab1e001, Waiting, End, Bye };
+    enum Kind : uint32_t { Data, Waiting, End, Bye };
     Kind kind;
     int32_t code;           // of an End: the exit code
     uint64_t bytes;         // of Data
 };
 
-// One end of a connection
-struct TcpLink {
+// The way to another rank
+struct Link {
     int fd = -1;
-    bool gone = false;                      // closed: no more frames arrive
+    bool gone = false;                      // its process has ended: no more frames arrive
     bool bye = false;                       // the peer leaves, but reads until this rank leaves, too
     bool waiting = false;                   // the peer has sent Waiting
     // to send: frames with their data; `sent` bytes of the first one have left
-    std::deque<std::pair<TcpFrame, const char*>> leaving;
+    std::deque<std::pair<Frame, const char*>> leaving;
     size_t sent = 0;
     bool stuck = false;                     // sending is over: a frame has left in part, or the peer does not read
     // Received: `got` bytes of a frame. Data go to the receiver's buffer, or are kept until there is one.
-    TcpFrame frame = {};
+    Frame frame = {};
     size_t got = 0;
     std::vector<char> body;
     bool keep = false;                      // this frame's data go into body
@@ -38,13 +39,15 @@ struct TcpLink {
     std::deque<Message> wanted;
 };
 
-struct TcpWire : Wire {
-    static constexpr uint64_t MOST = 1 << 30;   // bytes in a message
-    std::vector<TcpLink> links;             // (ranks); this rank's own is not used
+struct SocketWire : Wire {
+    std::vector<Link> links;                // (ranks); this rank's own is not used
 
-    explicit TcpWire(size_t ranks) : Wire("TCP"), links(ranks) {}
-    ~TcpWire() override {
-        for (TcpLink& l : links) { if (l.fd >= 0) { close(l.fd); } }
+    // sockets (ranks)
+    explicit SocketWire(const std::vector<int>& sockets) : Wire("sockets"), links(sockets.size()) {
+        for (size_t r = 0; r < sockets.size(); r++) { links[r].fd = sockets[r]; }
+    }
+    ~SocketWire() override {
+        for (Link& l : links) { if (l.fd >= 0) { close(l.fd); } }
     }
 
     // ------------------------------------------------------------------------------------------------------
@@ -57,47 +60,42 @@ struct TcpWire : Wire {
     }
     // The oldest kept data go to the oldest waiting receive.
     void hand_over(int rank) {
-        TcpLink& l = links[(size_t)rank];
+        Link& l = links[(size_t)rank];
         for (; !l.kept.empty() && !l.wanted.empty(); l.kept.pop_front(), l.wanted.pop_front()) {
             check_size(rank, l.wanted.front().bytes, l.kept.front().size());
             std::copy(l.kept.front().begin(), l.kept.front().end(), (char*)l.wanted.front().data);
         }
     }
     void frame_begins(int rank) {
-        TcpLink& l = links[(size_t)rank];
-        if (l.frame.kind < TcpFrame::Data || l.frame.kind > TcpFrame::Bye || l.frame.bytes > MOST) {
-            die(EXIT_DEVICE, "rank %d: rank %d sent something that is not a message", comm().rank, rank);
-        }
-        if (l.frame.kind != TcpFrame::Data) { return; }
+        Link& l = links[(size_t)rank];
+        if (l.frame.kind != Frame::Data) { return; }
         l.keep = l.wanted.empty() || !l.kept.empty();
-        if (l.keep) { l.body.clear(); return; }
+        if (l.keep) { l.body.resize(l.frame.bytes); return; }
         check_size(rank, l.wanted.front().bytes, l.frame.bytes);
     }
     void frame_ends(int rank) {
-        TcpLink& l = links[(size_t)rank];
+        Link& l = links[(size_t)rank];
         l.got = 0;
-        l.waiting = l.waiting || l.frame.kind == TcpFrame::Waiting;
-        l.bye = l.bye || l.frame.kind == TcpFrame::Bye;
-        if (l.frame.kind == TcpFrame::End) {        // as if MPI_Abort had ended this process
+        l.waiting = l.waiting || l.frame.kind == Frame::Waiting;
+        l.bye = l.bye || l.frame.kind == Frame::Bye;
+        if (l.frame.kind == Frame::End) {        // as if MPI_Abort had ended this process
             fflush(stdout);
             _exit(l.frame.code);
         }
-        if (l.frame.kind != TcpFrame::Data) { return; }
+        if (l.frame.kind != Frame::Data) { return; }
         if (!l.keep) { l.wanted.pop_front(); return; }
         l.kept.push_back(std::move(l.body));
         hand_over(rank);
     }
     void receive(int rank) {
-        TcpLink& l = links[(size_t)rank];
-        const size_t head = sizeof(TcpFrame);
+        Link& l = links[(size_t)rank];
+        const size_t head = sizeof(Frame);
         while (!l.gone) {
             char* to = (char*)&l.frame + l.got;
             size_t room = head - l.got;
             if (l.got >= head) {
-                const size_t have = l.body.size();      // grows with the bytes received, not with the announced size
-                if (l.keep && have == l.got - head) { l.body.resize(std::min(l.frame.bytes, 2 * have + 65536)); }
                 to = (l.keep ? l.body.data() : (char*)l.wanted.front().data) + (l.got - head);
-                room = head + (l.keep ? l.body.size() : l.frame.bytes) - l.got;
+                room = head + l.frame.bytes - l.got;
             }
             const ssize_t n = recv(l.fd, to, room, MSG_DONTWAIT);
             if (n < 0 && errno == EINTR) { continue; }
@@ -105,7 +103,7 @@ struct TcpWire : Wire {
             if (n <= 0) { l.gone = true; return; }
             l.got += (size_t)n;
             if (l.got == head) { frame_begins(rank); }
-            const size_t after = l.frame.kind == TcpFrame::Data ? l.frame.bytes : 0;
+            const size_t after = l.frame.kind == Frame::Data ? l.frame.bytes : 0;
             if (l.got >= head && l.got == head + after) { frame_ends(rank); }
         }
     }
@@ -113,12 +111,12 @@ struct TcpWire : Wire {
     // ------------------------------------------------------------------------------------------------------
     // what leaves
 
-    void post(int rank, TcpFrame::Kind kind, int code = 0, const void* data = nullptr, size_t bytes = 0) {
+    void post(int rank, Frame::Kind kind, int code = 0, const void* data = nullptr, size_t bytes = 0) {
         links[(size_t)rank].leaving.push_back({{kind, code, bytes}, (const char*)data});
     }
     void send_some(int rank) {
-        TcpLink& l = links[(size_t)rank];
-        const size_t head = sizeof(TcpFrame);
+        Link& l = links[(size_t)rank];
+        const size_t head = sizeof(Frame);
         while (!l.stuck && !l.leaving.empty()) {
             const auto& [frame, data] = l.leaving.front();
             iovec parts[2] = {{(char*)&frame + std::min(l.sent, head), head - std::min(l.sent, head)}, {}};
@@ -147,7 +145,7 @@ struct TcpWire : Wire {
         std::vector<pollfd> asked;
         std::vector<int> ranks;
         for (int r = 0; r < comm().size; r++) {
-            const TcpLink& l = links[(size_t)r];
+            const Link& l = links[(size_t)r];
             const int in = l.gone ? 0 : POLLIN;
             const int out = l.leaving.empty() || l.stuck ? 0 : POLLOUT;
             if (r == comm().rank || in + out == 0) { continue; }
@@ -163,22 +161,21 @@ struct TcpWire : Wire {
     // wants: a rank that has said Bye is missing, too
     void check_gone(const char* what, bool wants) {
         for (int r = 0; r < comm().size; r++) {
-            const TcpLink& l = links[(size_t)r];
+            const Link& l = links[(size_t)r];
             if (r == comm().rank || !l.gone) { continue; }
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
             if (l.bye && !needed) { continue; }
-            die(EXIT_DEVICE, "%s: rank %d: rank %d is gone: it died, or the network broke the connection", what,
-                comm().rank, r);
+            die(EXIT_DEVICE, "%s: rank %d: rank %d has died", what, comm().rank, r);
         }
     }
 
     // After an Error the buffers of an exchange may no longer exist.
     void abandon() {
-        for (TcpLink& l : links) {
+        for (Link& l : links) {
             l.stuck = l.stuck || l.sent > 0;
             l.leaving.clear();
             l.wanted.clear();
-            const bool amid = l.got >= sizeof(TcpFrame) && l.frame.kind == TcpFrame::Data;
+            const bool amid = l.got >= sizeof(Frame) && l.frame.kind == Frame::Data;
             if (amid && !l.keep) { l.body.resize(l.frame.bytes); }
             l.keep = true;
         }
@@ -192,12 +189,12 @@ struct TcpWire : Wire {
             links[(size_t)m.peer].wanted.push_back(m);
             hand_over(m.peer);
         }
-        for (const Message& m : sends) { post(m.peer, TcpFrame::Data, 0, m.data, m.bytes); }
+        for (const Message& m : sends) { post(m.peer, Frame::Data, 0, m.data, m.bytes); }
         const auto done = [&] {
             turn();
             check_gone(what, true);
             return std::all_of(links.begin(), links.end(),
-                               [](const TcpLink& l) { return l.wanted.empty() && l.leaving.empty(); });
+                               [](const Link& l) { return l.wanted.empty() && l.leaving.empty(); });
         };
         try {
             wire_wait(*this, done, what);
@@ -233,11 +230,11 @@ struct TcpWire : Wire {
             }
             return true;
         };
-        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, TcpFrame::Bye); } }
-        const auto sent = [](const TcpLink& l) { return l.leaving.empty() || l.stuck; };
+        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, Frame::Bye); } }
+        const auto sent = [](const Link& l) { return l.leaving.empty() || l.stuck; };
         wire_wait(*this, [&] { return others(sent); }, "end");
-        for (TcpLink& l : links) { if (l.fd >= 0) { shutdown(l.fd, SHUT_WR); } }
-        wire_wait(*this, [&] { return others([](const TcpLink& l) { return l.gone; }); }, "end");
+        for (Link& l : links) { if (l.fd >= 0) { shutdown(l.fd, SHUT_WR); } }
+        wire_wait(*this, [&] { return others([](const Link& l) { return l.gone; }); }, "end");
     }
 
     void watch(const char* what) override {
@@ -252,7 +249,7 @@ struct TcpWire : Wire {
         } catch (const Error&) {}           // there is one already
     }
     void end_all(int code) override {
-        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, TcpFrame::End, code); } }
+        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, Frame::End, code); } }
         const double end = wall_seconds() + 1;
         for (bool left = true; left && wall_seconds() < end; usleep(1000)) {
             left = false;
@@ -263,7 +260,7 @@ struct TcpWire : Wire {
         }
     }
 
-    void say_waiting(int rank) override { post(rank, TcpFrame::Waiting); }
+    void say_waiting(int rank) override { post(rank, Frame::Waiting); }
     void hear_waiting(std::vector<char>& heard) override {
         turn();
         for (size_t r = 0; r < heard.size(); r++) {

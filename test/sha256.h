@@ -1,9 +1,9 @@
-// sha256.h -- SHA-256 (FIPS 180-4), by which ranks prove that they know the secret of a run.
+// sha256.h -- SHA-256 (FIPS 180-4): results that fixtures and scripts give as hashes.
 #pragma once
 
 #include <array>
 
-#include "../base/common.h"
+#include "llmc/base/common.h"
 
 // Call update() for each piece of the data in its order, then hex() once.
 struct Sha256 {
