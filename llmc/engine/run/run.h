@@ -126,8 +126,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const bool plans = o.check && comm().size == 1;             // for ranks that are not started
     check(plans || !o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; "
           "leave out one of the two", o.ranks, comm().size);
-    check_same_program();
-    check_same_flags(o);
+    check_same_start(o);
     check_before_data(o);
     set_threads(comm_threads(o.threads));
     r.gpu = find_gpu(comm_device());                            // reports an unusable GPU before the work
@@ -229,7 +228,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
             reader.read(data, block);
         });
     }
-    check_same_loaded(p, r.state.to_json(o));
+    check_replicas(p, "has it loaded another model?");
     if (r.lock != nullptr && o.checkpoint_every > 0) {
         check_disk_space(o.out, checkpoint_bytes(checkpoint_view(r, p, p.master, config)), checkpoints_to_come(r));
     }
@@ -243,23 +242,13 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
     if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
 }
 
-// All ranks must have the same parameters.
-inline void check_replicas(Parameters& p) {
-    if (comm().size == 1) { return; }
-    std::string who;
-    settle_weights(p);
-    const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
-    const bool agree = comm_replicas_agree(replica_hash((const float*)p.weights, words, p.stream), &who);
-    check(agree, "%s: nothing is saved; a machine that computes wrongly?", who.c_str());
-}
-
 // Saves the checkpoint of step r.state.step. must: a failure is an error, otherwise training continues
 inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     const Doing saving_step("saving a checkpoint");
     const Options& o = r.o;
     const double begun = wall_seconds();
     const int step = (int)r.state.step;
-    check_replicas(p);
+    check_replicas(p, "nothing is saved; a machine that computes wrongly?");
     saving = 1;
     const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
     const std::string failure = save_on_ranks(o.out, step, c, o.keep, *r.log);
