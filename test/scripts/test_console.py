@@ -140,7 +140,7 @@ class TestConsole(Folder):
         sources = [p for p in glob.glob(os.path.join(ROOT, "**", "*.*"), recursive=True) if p.endswith((".cu", ".h"))]
         kinds = {kind for p in sources if "/test/" not in p
                  for kind in re.findall(r'\{"kind", "(\w+)"\}', read_bytes(p).decode())}
-        self.assertEqual(kinds, {*console.KINDS})                   # those that the trainers write
+        self.assertEqual(kinds | {"retrieval"}, {*console.KINDS})   # those of the trainers and of retrieve.py
         columns = {"name": console.TEXT, "share": console.PERCENT, "of": console.NUMBER}
         path = self.write("a.csv", "name,share,of,more\n01,1,,x\nb,2.5,-1e3,y\n")
         self.assertEqual(console.read_table(path, columns, ("name",)),
