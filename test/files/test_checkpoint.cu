@@ -737,32 +737,6 @@ TEST_CASE("checkpoint: --load takes the one that it names, and no other instead"
     CHECK(find_weights(first) == first);
 }
 
-TEST_CASE("checkpoint: kills at random moments of a series of saves", "[fork]") {
-    TempDir out;
-    save(out.path, 1, 1);
-    int wrong = 0, step = 1;
-    for (int i = 0; i < 30; i++) {
-        const pid_t pid = fork();
-        if (pid == 0) {
-            for (int s = step + 1;; s++) {
-                try { save(out.path, s, (uint32_t)s, 2); } catch (...) { _exit(1); }
-            }
-        }
-        usleep((useconds_t)(i * 7919 % 30000));
-        kill(pid, SIGKILL);
-        int status;
-        waitpid(pid, &status, 0);
-        wrong += !WIFSIGNALED(status);
-        clean_output_directory(out.path);
-        const std::string dir = find_checkpoint(out.path);
-        const int found = list_checkpoints(out.path).back();
-        wrong += found < step || !loads_as(dir, (uint32_t)found) || !hidden(out.path).empty();
-        step = found;
-    }
-    CHECK(wrong == 0);
-    CHECK(step > 1);
-}
-
 TEST_CASE("checkpoint: files and directory are synced before the rename that publishes them, which is synced too",
           "[fork][P2]") {
     TempDir out;

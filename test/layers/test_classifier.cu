@@ -185,3 +185,14 @@ TEST_CASE("classifier: same bits for any number of threads", "[classifier]") {
         return all;
     });
 }
+
+TEST_CASE("the sum of the losses", "[classifier][race][asan]") {
+    Random random;
+    INFO(random);
+    for (size_t N : {1, 37, 3000}) {
+        const std::vector<float> losses = random.uniforms(N, 0.0f, 12.0f);
+        Array<double> sum(1);
+        loss_sum(sum, Array<float>(losses), N, Stream(0));
+        CHECK(sum.host()[0] == Approx(std::accumulate(losses.begin(), losses.end(), 0.0)).epsilon(1e-12));
+    }
+}

@@ -525,35 +525,6 @@ TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
     }
 }
 
-TEST_CASE("cable with b = 1 and g = m_h is alibi", "[positions]") {
-    for (bool causal : {true, false}) {
-        const int T = 200, NH = 6;
-        Fixture alibi(parse_position("alibi", T), 1, T, NH, 4, causal, 40);
-        Fixture cable(parse_position("cable", T), 1, T, NH, 4, causal, 40);
-        const std::vector<double> m = oracle_alibi_slopes(NH);
-        for (int t = 0; t < T; t++) {
-            for (int h = 0; h < NH; h++) {
-                float* column = &cable.qkv_host[(size_t)t * cable.OC + 3 * cable.C + h];
-                column[0] = 1.0f;
-                column[NH] = (float)std::log(std::expm1(m[(size_t)h]));     // softplus's inverse
-            }
-        }
-        cable.qkv->set(cable.qkv_host);
-        alibi.prepare(T, 0);
-        cable.prepare(T, 0);
-        const std::vector<float> a = alibi.bias(), b = cable.bias();
-        Worst worst;
-        for (int h = 0; h < NH; h++) {
-            for (int i = 0; i < T; i++) {
-                const size_t row = ((size_t)h * T + i) * T;
-                for (int j = 0; j < (causal ? i + 1 : T); j++) { worst.see(b[row + j], a[row + j]); }
-            }
-        }
-        INFO(worst.text());
-        CHECK(worst.relative(1.0) <= 1e-6);
-    }
-}
-
 TEST_CASE("alibi's slopes", "[positions]") {
     const auto slopes = [](int NH) {
         Fixture f(parse_position("alibi", 2), 1, 2, NH, 2, true, 1);

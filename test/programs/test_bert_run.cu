@@ -245,29 +245,6 @@ TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbrok
     }
 }
 
-TEST_CASE("bert_run: killed or stopped at any instant, it resumes to the same bits", "[bert_run]") {
-    if (!have_bert()) { return; }
-    Bert place;
-    const Flags flags = place.base.with("--steps 40 --checkpoint_every 2 --keep 2");
-    REQUIRE(place.run(flags.set("--out", place / "whole")).code == 0);
-    int killed = 0;
-    for (uint64_t i = 0; i < 4; i++) {
-        Process p(place.program, flags.set("--resume", "1").words(), place / "killed");
-        p.wait_for_lines(place.out() + "/main.log", 6 * i + 4);
-        usleep((useconds_t)(3e3 * uniform01(99, i)));
-        kill(p.pid, i == 3 ? SIGTERM : SIGKILL);
-        const Outcome o = p.wait();
-        INFO("kill " << i << ": " << o.err);
-        CHECK((o.code == 128 + SIGKILL || o.code == EXIT_INTERRUPTED || o.code == 0));
-        killed += o.code != 0;
-    }
-    CHECK(killed > 0);
-    REQUIRE(place.run(flags.set("--resume", "1")).code == 0);
-    check_same(bits(step_dir(place / "whole", 40)), bits(step_dir(place.out(), 40)));
-    check_each_step_once(place.out(), 40);
-    CHECK(untimed_log(place.out()) == untimed_log(place / "whole"));
-}
-
 TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]") {
     if (!have_bert()) { return; }
     Retrieval place;
