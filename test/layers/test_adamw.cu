@@ -86,7 +86,7 @@ TEST_CASE("adamw over several blocks", "[adamw][asan]") {
 TEST_CASE("adamw's first step is lr towards the sign of the gradient, less where that is near eps", "[adamw]") {
     const std::vector<float> grads = {1e-3f, -1e-3f, 1e3f, -1e3f, 0.0f};
     const std::vector<float> w0(5, 1.0f);
-    const float eps = 2.5e-4f;                              // a quarter of the smallest gradient, which moves by lr / 1.25
+    const float eps = 2.5e-4f;      // a quarter of the smallest gradient, whose weight moves by lr / 1.25
     Array<float> w(w0), m(std::vector<float>(5, 0.0f)), v(std::vector<float>(5, 0.0f));
     update_one(w, w, Array<float>(grads), m, v, 5, TensorSpec(), {0.01f, 0.9f, 0.999f, eps, 0.1f, 1.0f, 1});
     const std::vector<float> got = w.host(), want = {0.992f, 1.008f, 0.99f, 1.01f, 1.0f};
