@@ -21,6 +21,7 @@ from console import (BadInput, Interrupted, clean, natural, need, open_regular, 
                      sha256_of, terminal)
 
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
+WIDE_MAGIC, WIDE_VERSION = 20240801, 7           # of uint32 ids
 EVAL_MAGIC = 20240522
 TEMPORARY = ".part-"
 MANIFEST = "manifest.json"

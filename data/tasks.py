@@ -27,6 +27,17 @@ mqrar have 8 tenths of --length, index 4 times and fflm 8 times as many. recall 
 they ask along the way.
 TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training.
 Of fflm's instructions 80 % are ignored, in fflm_test_sparse_NNNN.bin 98 % and in fflm_test_dense_NNNN.bin 10 %.
+With --text it plants passages in windows of a text instead, and asks for them at the window's end:
+
+needle     8 tokens of text and 4 drawn ones; the 8 again, and the 4 are the answer
+passkey    the same, in a text that repeats 24 tokens
+induction  a b; a again, and b is the answer
+mqar       8 pairs of different tokens; the pairs in another order, and the second of each is an answer
+quote      32 drawn tokens; the first 8 of them, and the rest is the answer
+
+TASK_DDD_NNNN.bin has windows of NNNN tokens, and the passage at DDD percent of the text before the question.
+induction's a and mqar's pairs stand nowhere else. (mqar: Arora et al. 2023; induction: Olsson et al. 2022.)
+
 Example k of a file depends only on the task, the length, --seed and k, on every machine. No test example is among the
 training examples: an eighth of all questions of at least 8 symbols, chosen by checksum, is for testing, and the rest
 for training.
@@ -37,15 +48,18 @@ at the end. index is the indirect indexing of PoPE, arXiv 2509.10534, appendix A
 different; here up to 40, and a string of more than 52 repeats letters other than the one in the question. line is the
 gridworld of Liu et al. 2022, arXiv 2210.10749, and circle their cyclic group, with the last state as the answer.
 """
+import collections
 import functools
 import hashlib
+import itertools
 import os
+import re
 import struct
 import sys
 from array import array
 
-from common import (HEADER_BYTES, MAGIC, VERSION_ROWS, BadInput, Manifest, console, locked, natural, positive, run, say,
-                    write_file)
+from common import (HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS, WIDE_MAGIC, WIDE_VERSION, BadInput, Manifest, console,
+                    locked, natural, open_regular, positive, run, say, sha256_of, write_file)
 
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
@@ -233,32 +247,128 @@ def row(task, question, answer, tokens):
     return ids + [END] * (tokens - len(ids))
 
 
-def shard(task, split, length, seed, examples):
-    """the bytes of a file; llmc/engine/text/dataloader.h describes them"""
-    tokens = row_tokens(task, length)
-    ids = array("H")
-    for k in range(examples):
-        ids.extend(row(task, *example(task, split, length, seed, k), tokens))
+def file_of(rows, length, vocabulary=VOCABULARY, end=END):
+    """the bytes of a file of rows of ids; llmc/engine/text/dataloader.h describes them"""
+    wide = vocabulary > ANSWER
+    ids = array("I" if wide else "H")
+    for each in rows:
+        ids.extend(each)
     if sys.byteorder == "big":
         ids.byteswap()
-    header = struct.pack("<9i", MAGIC, VERSION_ROWS, len(ids), VOCABULARY, END, 0, 0, tokens,
-                         length if split == "test" else 0)
+    header = struct.pack("<9i", WIDE_MAGIC if wide else MAGIC, VERSION_ROWS, len(ids), vocabulary, end, 0, 0, len(each),
+                         length)
     return header.ljust(HEADER_BYTES, b"\0") + ids.tobytes()
+
+
+def shard(task, split, length, seed, examples):
+    tokens = row_tokens(task, length)
+    rows = (row(task, *example(task, split, length, seed, k), tokens) for k in range(examples))
+    return file_of(rows, length if split == "test" else 0)
+
+
+# Passages -------------------------------------------------------------------------------------------------------------
+
+PASSAGES = ("needle", "passkey", "induction", "mqar", "quote")
+DEPTHS = (0, 25, 50, 75, 100)
+Text = collections.namedtuple("Text", "path ids vocabulary end")
+
+
+def read_text(path):
+    """the ids of a .txt file, which are its bytes, or of a shard"""
+    with open_regular(path) as f:
+        if path.endswith(".txt"):
+            return Text(path, f.read(), VOCABULARY, END)
+        magic, version, count, vocabulary, end = struct.unpack("<5i", f.read(HEADER_BYTES).ljust(20, b"\0")[:20])
+        if (magic, version) not in ((MAGIC, VERSION), (WIDE_MAGIC, WIDE_VERSION)):
+            raise BadInput(f"{path}: header: expected a shard of tokens, or a name that ends in .txt")
+        wide, ids = magic == WIDE_MAGIC, f.read()
+        if len(ids) != (4 if wide else 2) * count:
+            raise BadInput(f"{path}: expected {count:,} tokens, as its header says, got {len(ids):,} bytes")
+    if (vocabulary, end) == (0, 0):             # as llm.c writes them
+        vocabulary, end = (128256, 128000) if wide else (50257, 50256)
+    return Text(path, memoryview(ids).cast("I" if wide else "H"), vocabulary, end)
+
+
+class TextDraws(Draws):
+    def __init__(self, name, text):
+        super().__init__(name)
+        self.ids, self.path = text.ids, text.path
+
+    def tokens(self, n):
+        """n tokens of text from a drawn place on"""
+        if n > len(self.ids):
+            raise BadInput(f"--text: expected at least {n:,} tokens in {self.path}, got {len(self.ids):,}")
+        at = self.below(len(self.ids) - n + 1)
+        return list(self.ids[at:at + n])
+
+    def other(self, taken, token):
+        """the token, or a drawn one if it is taken"""
+        for _ in range(10000):
+            if token not in taken:
+                return token
+            token, = self.tokens(1)
+        raise BadInput(f"--text: expected more than {len(taken)} different tokens in {self.path}")
+
+    def different(self, n):
+        found = []
+        while len(found) < n:
+            found.append(self.other(found, *self.tokens(1)))
+        return found
+
+
+def passage(task, draws):
+    """(the planted tokens, the question and its answers, which of those are answers, tokens that stand nowhere else)"""
+    if task == "mqar":
+        tokens = draws.different(16)
+        pairs = [tokens[i:i + 2] for i in range(0, 16, 2)]
+        return tokens, sum(draws.sample(pairs, 8), []), [False, True] * 8, tokens
+    if task == "induction":
+        planted = draws.different(2)
+        return planted, planted, [False, True], planted[:1]
+    planted = draws.tokens(8) if task != "quote" else []
+    planted += [draws.tokens(1)[0] for _ in range(4 if planted else 32)]
+    return planted, planted, [i >= 8 for i in range(len(planted))], []
+
+
+def window(task, text, T, depth, seed, k):
+    """T + 1 ids: a text with a passage in it, and the question"""
+    draws = TextDraws(f"{task} {T} {depth} {seed} {k}", text)
+    planted, asked, answers, taken = passage(task, draws)
+    around = T + 1 - len(planted) - len(asked)
+    if around < 8:
+        raise BadInput(f"--lengths: expected windows of at least {T + 8 - around} tokens for {task}, got {T}")
+    words = draws.tokens(min(around, 24 if task == "passkey" else around))
+    words = [draws.other(taken, words[i % len(words)]) for i in range(around)]
+    at, mark = (2 * depth * around + 100) // 200, 1 << 30 if text.vocabulary > ANSWER else ANSWER
+    return words[:at] + planted + words[at:] + [t + mark if a else t for t, a in zip(asked, answers)]
+
+
+def passages(text, tasks, lengths, seed, examples):
+    """(file, its bytes) of each length and depth"""
+    for task, T, depth in itertools.product(tasks, lengths, DEPTHS):
+        rows = (window(task, text, T, depth, seed, k) for k in range(examples))
+        yield f"{task}_{depth:03d}_{T:04d}.bin", lambda: file_of(rows, T, text.vocabulary, text.end)
 
 
 def parse(argv):
     p = console.parser(__doc__)
     p.add_argument("--out", default="data/tasks", help="directory to write the files to [data/tasks]")
-    p.add_argument("--tasks", default=",".join(TASKS), help="tasks, separated by commas [all]")
+    p.add_argument("--tasks", help="tasks, or with --text passages, separated by commas [all]")
+    p.add_argument("--text", help="plant passages in this text: a .txt file, or a shard of tokens")
+    p.add_argument("--lengths", default="128,256,512,1024", help="with --text: tokens in a window [128,256,512,1024]")
     p.add_argument("--length", type=positive, default=10, help="most symbols in training, times 0.8 to 8 [10]")
     p.add_argument("--examples", type=positive, default=100_000, help="training examples of each task [100000]")
-    p.add_argument("--test_examples", type=positive, default=500, help="test examples of each length [500]")
+    p.add_argument("--test_examples", type=positive, help="test examples in each file [500; with --text 64]")
     p.add_argument("--seed", type=natural, default=42, help="seed of the examples [42]")
     args = p.parse_args(argv)
-    args.tasks = args.tasks.split(",")
+    known = PASSAGES if args.text else TASKS
+    args.tasks = args.tasks.split(",") if args.tasks else list(known)
+    args.test_examples = args.test_examples or (64 if args.text else 500)
     for task in args.tasks:
-        if task not in TASKS:
-            raise BadInput(f"--tasks: expected some of {', '.join(TASKS)}, got {task}")
+        if task not in known:
+            raise BadInput(f"--tasks: expected some of {', '.join(known)}, got {task}")
+    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", args.lengths):
+        raise BadInput(f"--lengths: expected numbers separated by commas, got {args.lengths}")
     return args
 
 
@@ -279,28 +389,39 @@ def tested(file):
     return file.rsplit("_", 1)[0].replace("_test", "")
 
 
+def files(args):
+    """(name, split, examples, a function that makes the bytes) of all files"""
+    if args.text:
+        text = read_text(args.text)
+        for name, make in passages(text, args.tasks, map(int, args.lengths.split(",")), args.seed, args.test_examples):
+            yield name, "test", args.test_examples, make
+        return
+    for task in args.tasks:
+        for name, of, split, n in files_of(task, trained_length(task, args.length)):
+            examples = args.examples if split == "train" else args.test_examples
+            yield name, split, examples, functools.partial(shard, of, split, n, args.seed, examples)
+
+
 def main(argv):
     args = parse(argv)
     for task in args.tasks:
-        if family(task) in ("recall", "mqrar") and 8 * trained_length(task, args.length) > len(KEYS):
+        if not args.text and family(task) in ("recall", "mqrar") and 8 * trained_length(task, args.length) > len(KEYS):
             raise BadInput(f"--length: expected at most {len(KEYS) // 64 * 10 + 1} for {task}, which has {len(KEYS)} "
                            f"keys, got {args.length}")
-    settings = {"length": args.length, "examples": args.examples, "test_examples": args.test_examples,
-                "seed": args.seed}
+    settings = {"test_examples": args.test_examples, "seed": args.seed}
+    settings.update({"text": sha256_of(args.text)} if args.text else {"length": args.length, "examples": args.examples})
     with locked(args.out):
         manifest = Manifest(args.out, settings, {"name": "tasks"})
         manifest.load()
         manifest.data["complete"] = True        # after each file: the directory has the requested tasks
         there = {s["file"] for s in manifest.data["shards"]}
-        for task in args.tasks:
-            for name, of, split, n in files_of(task, trained_length(task, args.length)):
-                examples = args.examples if split == "train" else args.test_examples
-                if name in there:
-                    continue
-                path = os.path.join(args.out, name)
-                record = write_file(path, shard(of, split, n, args.seed, examples))
-                manifest.add({**record, "stream": split, "examples": examples})
-                say(f"wrote {path}: {examples:,} examples in rows of {row_tokens(of, n)} tokens")
+        for name, split, examples, make in files(args):
+            if name in there:
+                continue
+            path, data = os.path.join(args.out, name), make()
+            manifest.add({**write_file(path, data), "stream": split, "examples": examples})
+            row_length = struct.unpack_from("<i", data, 28)[0]
+            say(f"wrote {path}: {examples:,} examples in rows of {row_length} tokens")
 
 
 if __name__ == "__main__":

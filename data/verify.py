@@ -11,26 +11,26 @@ import glob
 import os
 import struct
 
-from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, BadInput,
-                    console, need, open_regular, read_manifest, run, say, sha256_of)
+from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, WIDE_MAGIC,
+                    WIDE_VERSION, BadInput, console, need, open_regular, read_manifest, run, say, sha256_of)
 from encoding import VOCABULARIES, make_encoding
 
 BLOCK = 1 << 22                                 # tokens checked at once
-ANSWER = 1 << 15                                # marks the tokens of an answer, in examples in rows
+ANSWER = {2: 1 << 15, 4: 1 << 30}               # {bytes of an id: the mark of an answer's tokens, in examples in rows}
 
 
 class Wrong(Exception):
     pass
 
 
-def check_ids(f, tokens, vocab, rows):
+def check_ids(f, tokens, vocab, rows, width):
     """Every id must be below vocab; returns how many are marked as answers. What else groups of documents and rows of
     examples must be, the trainer checks as it reads them."""
     np, answers = need("numpy"), 0
     for position in range(0, tokens, BLOCK):
-        ids = np.frombuffer(f.read(2 * min(BLOCK, tokens - position)), dtype="<u2")
-        answers += int((ids >= ANSWER).sum())
-        wrong = np.flatnonzero((ids % ANSWER if rows else ids) >= vocab)
+        ids = np.frombuffer(f.read(width * min(BLOCK, tokens - position)), dtype=f"<u{width}")
+        answers += int((ids >= ANSWER[width]).sum())
+        wrong = np.flatnonzero((ids % ANSWER[width] if rows else ids) >= vocab)
         if wrong.size:
             raise Wrong(f"token {position + wrong[0]}: expected an id below {vocab}, the vocabulary, got "
                         f"{ids[wrong[0]]}")
@@ -40,19 +40,20 @@ def check_ids(f, tokens, vocab, rows):
 def check_shard(f, header, size):
     version, tokens, vocab, eot, group, documents, row, length = header[1:9]
     rows = version == VERSION_ROWS                      # examples of a task, as tasks.py writes them
-    if version not in (VERSION, VERSION_ROWS):
-        raise Wrong(f"expected version {VERSION} or {VERSION_ROWS}, got {version}")
-    if tokens <= 0 or size != HEADER_BYTES + 2 * tokens:
-        raise Wrong(f"expected {HEADER_BYTES + 2 * tokens} bytes for the {tokens} tokens of its header, got {size}")
+    width, stream = (4, WIDE_VERSION) if header[0] == WIDE_MAGIC else (2, VERSION)
+    if version not in (stream, VERSION_ROWS):
+        raise Wrong(f"expected version {stream} or {VERSION_ROWS}, got {version}")
+    if tokens <= 0 or size != HEADER_BYTES + width * tokens:
+        raise Wrong(f"expected {HEADER_BYTES + width * tokens} bytes for the {tokens} tokens of its header, got {size}")
     if any(header[9:]) or any(header[5:7] if rows else header[7:9]):
         raise Wrong("the header has other values where it should be zero")
     if (vocab, eot) == (0, 0):
         vocab, eot, _ = VOCABULARIES["gpt2"]
     fits = row >= 2 and tokens % row == 0 and length >= 0 if rows else group >= 0 and documents >= 0
-    if not (0 < vocab <= (ANSWER if rows else 65536) and 0 <= eot < vocab and fits):
+    if not (0 < vocab <= (ANSWER[width] if rows else 65536) and 0 <= eot < vocab and fits):
         kind = f" in rows of {row}, length {length}" if rows else f", {documents} documents in groups of {group}"
         raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, {tokens} tokens{kind}")
-    answers = check_ids(f, tokens, vocab, rows)
+    answers = check_ids(f, tokens, vocab, rows, width)
     if not rows:
         grouped = f", {documents:,} documents in groups of {group}" if group else ""
         return vocab, f"{tokens:,} tokens, vocabulary of {vocab:,}{grouped}"
@@ -73,11 +74,12 @@ def sample(path, vocab, count, tokenizer):
     with open(path, "rb") as f:
         header = struct.unpack("<4i", f.read(16))
         f.seek(HEADER_BYTES)
-        ids = struct.unpack(f"<{count}H", f.read(2 * count).ljust(2 * count, b"\0"))
+        kind, width = ("I", 4) if header[0] == WIDE_MAGIC else ("H", 2)
+        ids = struct.unpack(f"<{count}{kind}", f.read(width * count).ljust(width * count, b"\0"))
     if header[0] == EVAL_MAGIC:
         ids = ids[6:6 + min(ids[5], count - 6)]
     else:
-        ids = [i % ANSWER for i in ids] if header[1] == VERSION_ROWS else ids[:header[2]]
+        ids = [i % ANSWER[width] for i in ids] if header[1] == VERSION_ROWS else ids[:header[2]]
     if header[:2] == (MAGIC, VERSION_ROWS) and vocab == 256:
         return repr(bytes(ids).decode("latin-1"))
     name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
@@ -101,9 +103,9 @@ def check_file(path, records, args):
             if size < HEADER_BYTES:
                 raise Wrong(f"expected at least {HEADER_BYTES} bytes, a header, got {size}")
             header = struct.unpack("<256i", f.read(HEADER_BYTES))
-            if header[0] not in (MAGIC, EVAL_MAGIC):
-                raise Wrong(f"expected magic number {MAGIC} or {EVAL_MAGIC}, got {header[0]}")
-            check = check_shard if header[0] == MAGIC else check_eval
+            if header[0] not in (MAGIC, WIDE_MAGIC, EVAL_MAGIC):
+                raise Wrong(f"expected magic number {MAGIC}, {WIDE_MAGIC} or {EVAL_MAGIC}, got {header[0]}")
+            check = check_eval if header[0] == EVAL_MAGIC else check_shard
             vocab, what = check(f, header, size)
     except OSError as e:
         raise Wrong(e.strerror) from None

@@ -242,7 +242,6 @@ KINDS = {"config": {}, "train": {"step": COUNT, "loss": AMOUNT}, "val": {"step":
          "evaluation_speed": {**MODEL, "tok_per_s": AMOUNT, "mem": AMOUNT},
          "head": {**MODEL, "layer": COUNT, "head": COUNT, "entropy": AMOUNT, "window90": AMOUNT, "live_tiles": SHARE,
                   "sink_weight": SINKS},
-         "probe": {**MODEL, "probe": TEXT, "depth": SHARE, "exact_share": SHARE},
          "retrieval": {"T": POSITIVE, "ndcg@10": SHARE}, "task": {**MODEL, "file": TEXT, "length": POSITIVE, **SCORE}}
 OPTIONAL = {"step": COUNT, "T_train": POSITIVE, "windows": POSITIVE, "rope_theta": ABOVE_0, "rope_scaling": OBJECT,
             "window": ("a number or a list of them", lambda v: COUNT[1](v) or NUMBERS[1](v)), "sinks": COUNT,

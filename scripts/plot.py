@@ -4,7 +4,7 @@
     python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate
     python3 scripts/plot.py lengths RUN_DIR [RUN_DIR ...] -o lengths.png   perplexity against evaluation length
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
-    python3 scripts/plot.py probe   RUN_DIR [RUN_DIR ...] -o probe.png     right answers by length and depth (--probe)
+    python3 scripts/plot.py passages RUN_DIR [RUN_DIR ...] -o passages.png right answers by length and depth (--tasks)
     python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (--heads)
     python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
                                                                            --normalize divided by its largest magnitude
@@ -64,7 +64,7 @@ def runs_with(runs, kind):
 
 LOAD = "they are written to --out: train_gpt2 --load RUN --val_files FILE --out RUN_eval "
 HINTS = {"extrapolation": LOAD + "--eval_lengths 128,256", "curve": LOAD + "--eval_lengths 128,256 --curve",
-         "probe": LOAD + "--probe needle", "head": LOAD + "--eval_lengths 128,256 --heads"}
+         "task": LOAD + "--tasks 'data/passages/*.bin'", "head": LOAD + "--eval_lengths 128,256 --heads"}
 
 
 def series(records, kind, key):
@@ -451,19 +451,23 @@ def heat_map(ax, values, low, high, text):
     return image
 
 
-def probe_cells(runs):
-    """{(run, encoding, kind): {(T, depth): share of right answers}}"""
+def passage_cells(runs):
+    """{(run, encoding, passage): {(T, depth): share of right answers}}, of files like needle_050_0128.bin"""
     found = {}
-    for run, records in runs_with(runs, "probe"):
+    for run, records in runs_with(runs, "task"):
         for r in records:
-            key = run, encoding_of(run, records), r["probe"]
-            found.setdefault(key, {})[r["T"], r["depth"]] = r["exact_share"]
+            name = re.fullmatch(r"(\w+)_(\d{3})_\d+\.bin", r["file"])
+            if name:
+                cells = found.setdefault((run, encoding_of(run, records), name[1]), {})
+                cells[r["T"], int(name[2])] = r["exact"] / r["examples"]
+    if not found:
+        raise BadInput("no task is a passage at a depth; data/tasks.py --text FILE writes such files")
     return found
 
 
-def plot_probe(runs):
-    """a heat map per run and kind of probe: a row per length, a column per depth"""
-    maps = probe_cells(runs)
+def plot_passages(runs):
+    """a heat map per run and passage: a row per length, a column per depth"""
+    maps = passage_cells(runs)
     runs = [run for run, _, _ in maps]
     columns = min(3, len(maps))
     lines = -(-len(maps) // columns)
@@ -474,7 +478,7 @@ def plot_probe(runs):
         lengths, depths = (sorted({key[i] for key in cells}) for i in (0, 1))
         shares = grid(lengths, depths, lambda T, depth: 100 * cells.get((T, depth), math.nan))
         image = heat_map(ax, shares, 0, 100, "{:.0f}".format)
-        ax.set_xticks(range(len(depths)), [f"{100 * d:.0f}%" for d in depths])
+        ax.set_xticks(range(len(depths)), [f"{d}%" for d in depths])
         ax.set_yticks(range(len(lengths)), [f"{T:,.0f}" for T in lengths])
         ax.set_xlabel("depth of the passage")
         ax.set_ylabel("T")
@@ -584,7 +588,7 @@ def plot_bias(paths, normalize=False):
     return fig
 
 
-FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "probe": plot_probe,
+FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
            "heads": plot_heads, "bias": plot_bias}
 
 

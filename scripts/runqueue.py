@@ -36,7 +36,7 @@ FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile
 # flags of files whose contents a result depends on; flags that leave records of a kind, and the kinds of each length
 INPUTS = ("val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
 RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
-           "tasks": "task", "probe": "probe", "heads": "head"}
+           "tasks": "task", "heads": "head"}
 OF_LENGTHS = ("extrapolation", "curve", "retrieval")
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the

@@ -33,14 +33,13 @@ inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
 // One example's tokens, and the model's result
 struct TaskResult { double loss; float tokens, hits; };
 
-// results (n): for examples first .. first + n - 1; read(example, tokens, targets) gives the acts.T tokens and targets
-// of one
-template <class Model, class Acts, class Read>
-void answer_examples(Model& model, Acts& acts, Read read, uint64_t first, size_t n, TaskResult* results) {
+// results (n): for the examples from `first` on, those of a row each
+template <class Model, class Acts>
+void answer_examples(Model& model, Acts& acts, const TokenFiles& files, size_t first, size_t n, TaskResult* results) {
     const size_t T = (size_t)acts.T;
     std::vector<int> tokens(n * T), targets(n * T);
     std::vector<float> losses(n * T), hits(n * T);
-    for (size_t b = 0; b < n; b++) { read(first + b, &tokens[b * T], &targets[b * T]); }
+    for (size_t b = 0; b < n; b++) { files.window(first + b, (int)T, &tokens[b * T], &targets[b * T]); }
     forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)n, (int)T, losses.data(), hits.data());
     for (size_t b = 0; b < n; b++) {
         TaskResult r = {0.0, 0.0f, 0.0f};
@@ -55,18 +54,17 @@ void answer_examples(Model& model, Acts& acts, Read read, uint64_t first, size_t
 }
 
 // A collective: the ranks share the batches, which do not depend on the number of ranks.
-template <class Model, class Acts, class Read>
-TaskScore score_examples(Model& model, Acts& acts, uint64_t examples, const std::string& what, Read read) {
+template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& acts, const TokenFiles& files) {
     TaskScore score;
-    score.examples = examples;
+    const uint64_t examples = score.examples = files.windows(files.row - 1);
     const size_t B = (size_t)acts.B, batches = (size_t)ceil_div(examples, (uint64_t)B);
     const auto in_batch = [&](size_t i) { return (size_t)std::min((uint64_t)B, examples - i * B); };
     Progress progress("answers");
-    const auto work = [&](size_t i, TaskResult* out) { answer_examples(model, acts, read, i * B, in_batch(i), out); };
+    const auto work = [&](size_t i, TaskResult* out) { answer_examples(model, acts, files, i * B, in_batch(i), out); };
     const auto take = [&](size_t i, const TaskResult* results) {
         for (size_t b = 0; b < in_batch(i); b++) {
             const TaskResult& r = results[b];
-            check(r.tokens > 0, "%s: example %zu has no answer", what.c_str(), i * B + b);
+            check(r.tokens > 0, "--tasks %s: example %zu has no answer", files.pattern.c_str(), i * B + b);
             score.exact += r.hits == r.tokens;
             score.tokens += (uint64_t)r.tokens;
             score.hits += (uint64_t)r.hits;
@@ -80,27 +78,13 @@ TaskScore score_examples(Model& model, Acts& acts, uint64_t examples, const std:
     return score;
 }
 
-template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& acts, const TokenFiles& files) {
-    const auto read = [&](uint64_t row, int* tokens, int* targets) { files.window(row, acts.T, tokens, targets); };
-    return score_examples(model, acts, files.windows(files.row - 1), "--tasks " + files.pattern, read);
-}
-
-// a record of log.jsonl with a score added
-inline Json with_score(Json record, const TaskScore& s) {
-    record["examples"] = s.examples;
-    record["exact"] = s.exact;
-    record["exact_share"] = s.exact_share();
-    record["tokens"] = s.tokens;
-    record["accuracy"] = (double)s.hits / (double)s.tokens;
-    record["loss"] = s.loss;
-    return record;
-}
-
 inline Json task_json(const TaskScore& s, const TokenFiles& files, const PositionConfig& position, int64_t step) {
     const std::string name = files.pattern.substr(files.pattern.rfind('/') + 1);
     const Json j = {{"kind", "task"}, {"step", step}, {"file", name}, {"length", files.shards[0].length},
-                    {"pos", position.name}, {"T", files.row - 1}, {"T_train", position.T_train}};
-    return with_stretch(with_score(j, s), position, files.row - 1);
+                    {"pos", position.name}, {"T", files.row - 1}, {"T_train", position.T_train},
+                    {"examples", s.examples}, {"exact", s.exact}, {"exact_share", s.exact_share()},
+                    {"tokens", s.tokens}, {"accuracy", (double)s.hits / (double)s.tokens}, {"loss", s.loss}};
+    return with_stretch(j, position, files.row - 1);
 }
 
 // Prints a table of the files' scores, and logs it. A file beyond the encoding's reach prints "-" and why.

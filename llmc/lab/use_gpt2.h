@@ -5,20 +5,19 @@
 #include "generate.h"
 #include "hellaswag.h"
 #include "inspect.h"
-#include "probe.h"
+#include "tasks.h"
 #include "validate.h"
 
-constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --probe, --generate and --dump_bias";
+constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --generate and --dump_bias";
 
 // Whether the flags request one of these. Flags that make no sense together are refused first.
 inline bool uses_gpt2(const Options& o) {
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
     check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
           "by token, which %d would only repeat; start it as one", comm().size, comm().size);
-    check(!o.token_losses || evaluates_lengths(o), "--token_losses: expected --eval_lengths, "
-          "without --probe, for losses to write");
+    check(!o.token_losses || !o.eval_lengths.empty(), "--token_losses: expected --eval_lengths, for losses to write");
     check(!o.token_losses || !o.out.empty(), "--token_losses: give the directory to write to with --out");
-    return writes || !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty() || !o.probe.empty();
+    return writes || !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty();
 }
 
 // Whether --dump_bias LAYER,HEAD[,TEXT] has no text: it shows the first --T tokens of --val_files then.
@@ -51,7 +50,7 @@ struct GPT2Data : TokenData {
     std::vector<TokenFiles> tasks;              // a file each
 
     explicit GPT2Data(const Run& run)
-        : TokenData(run, run.trains, !run.o.eval_lengths.empty() || !run.o.probe.empty() || dumps_data(run.o)) {}
+        : TokenData(run, run.trains, !run.o.eval_lengths.empty() || dumps_data(run.o)) {}
 
     int vocab() const { return any() ? any()->vocab : 0; }              // 0: there is no data
     int end_of_text() const { return any() ? any()->eot : -1; }         // begins a document; -1: unknown
@@ -119,11 +118,6 @@ template <class Model> void use_gpt2(Model& model, const Run& run, const GPT2Dat
                          *run.log, o.token_losses ? o.out : "");
     }
     if (!data.tasks.empty()) { evaluate_tasks(model, data.tasks, run.state.step, *run.log); }
-    if (!o.probe.empty()) {
-        const std::vector<int> lengths = o.eval_lengths.empty() ? std::vector<int>{o.T} : o.eval_lengths;
-        evaluate_probes(model, *data.val, o.probe, lengths, (uint64_t)o.seed, PROBE_EXAMPLES, run.state.step,
-                        *run.log);
-    }
     if (o.is_given("generate")) { generate_text(model, run); }
     if (!o.dump_bias.empty()) { dump_bias(model, run, data.val.get()); }
 }

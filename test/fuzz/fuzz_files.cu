@@ -528,7 +528,7 @@ Seeds seeds_shard() {
             std::string("\0\0", 2) + int_bytes({SHARD_MAGIC_UINT32, 7, 0, 0, 0}) + int_bytes({128000, 1, 70000}),
             std::string("\1\0", 2) + int_bytes({SHARD_MAGIC, 1, 2, 260, 258}) + word_bytes({1, 2}),
             std::string("\4\0", 2) + int_bytes({SHARD_MAGIC, 2, 0, 300, 299, 0, 0, 3, 1}) +
-                word_bytes({1, 2, ANSWER_BIT + 3, 4, ANSWER_BIT + 5, ANSWER_BIT + 299}),
+                word_bytes({1, 2, 0x8000 + 3, 4, 0x8000 + 5, 0x8000 + 299}),
             std::string("\3\2", 2) + "To be, or not to be"};
 }
 

@@ -277,7 +277,7 @@ void write_task(const std::string& path, const std::vector<TaskExample>& example
     std::vector<uint16_t> ids;
     for (const TaskExample& x : examples) {
         for (int id : x.question) { ids.push_back((uint16_t)id); }
-        for (int id : x.answer) { ids.push_back((uint16_t)(id | ANSWER_BIT)); }
+        for (int id : x.answer) { ids.push_back((uint16_t)(id | 1 << 15)); }
         for (size_t i = x.question.size() + x.answer.size(); i < (size_t)row; i++) { ids.push_back((uint16_t)(i % V)); }
     }
     write_file(path, header_bytes({SHARD_MAGIC, SHARD_VERSION_ROWS, (int)ids.size(), V, 0, 0, 0, row, length}) +
@@ -343,126 +343,6 @@ TEST_CASE("tasks: a file of the wrong kind is refused", "[evaluate][tasks]") {
     activations_allocate(acts);
     CHECK(throws_with([&] { evaluate_task(model, acts, tasks[0]); }, "example 0 has no answer") == EXIT_BAD_INPUT);
     acts.release();
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// probes
-
-TEST_CASE("probes: the passage stands at its depth, and its answer is all that is asked", "[evaluate][probe][asan]") {
-    const TempDir dir;
-    const std::vector<int> stream = random_ids(900, 8);
-    write_shard(dir / "a.bin", stream);
-    const TokenFiles files(dir / "a.bin", "--val_files");
-    const struct { const char* kind; size_t planted, given, answers; } table[] = {
-        {"needle", 12, 8, 4}, {"passkey", 12, 8, 4}, {"induction", 2, 1, 1}, {"mqar", 16, 0, 8}, {"copy", 32, 8, 24}};
-    for (const auto& row : table) {
-        for (const int T : {100, 257}) {
-            for (const double depth : PROBE_DEPTHS) {
-                INFO(row.kind << ", T " << T << ", depth " << depth);
-                const ProbePrompt p = probe_prompt(files, row.kind, T, depth, 5, 3);
-                REQUIRE(p.tokens.size() == (size_t)T);
-                REQUIRE(p.targets.size() == (size_t)T);
-                // all tokens but the last, which is only a target
-                std::vector<int> ids = p.tokens;
-                ids.push_back(p.targets.back());
-                const size_t asked = ids.size() - row.planted;
-                const size_t place = (size_t)std::llround(depth * (double)(asked - row.planted));
-                size_t answers = 0;
-                for (size_t t = 0; t < (size_t)T; t++) {
-                    if (p.targets[t] == IGNORE_INDEX) { continue; }
-                    answers++;
-                    CHECK(t + 1 >= asked + row.given);
-                    CHECK(p.targets[t] == ids[t + 1]);
-                }
-                CHECK(answers == row.answers);
-                const std::vector<int> planted(ids.begin() + (long)place, ids.begin() + (long)(place + row.planted));
-                if (std::string(row.kind) != "mqar") {
-                    CHECK(planted == std::vector<int>(ids.begin() + (long)asked, ids.end()));
-                } else {
-                    std::map<int, int> value_of;
-                    for (size_t i = 0; i < planted.size(); i += 2) { value_of[planted[i]] = planted[i + 1]; }
-                    CHECK(value_of.size() == 8);
-                    for (int id : planted) { CHECK(std::count(ids.begin(), ids.end(), id) == 2); }
-                    for (size_t i = asked; i < ids.size(); i += 2) { CHECK(value_of.at(ids[i]) == ids[i + 1]); }
-                }
-                if (std::string(row.kind) == "induction") {
-                    CHECK(std::count(ids.begin(), ids.end(), planted[0]) == 2);
-                }
-                // the same for every model, another one for another seed or example
-                CHECK(probe_prompt(files, row.kind, T, depth, 5, 3).tokens == p.tokens);
-                CHECK(probe_prompt(files, row.kind, T, depth, 6, 3).tokens != p.tokens);
-                CHECK(probe_prompt(files, row.kind, T, depth, 5, 4).tokens != p.tokens);
-            }
-        }
-    }
-    const ProbePrompt repeated = probe_prompt(files, "passkey", 257, 1.0, 5, 3);
-    for (size_t i = 24; i < 200; i++) { CHECK(repeated.tokens[i] == repeated.tokens[i - 24]); }
-}
-
-TEST_CASE("probes: each depth draws its own, from every place of the data", "[evaluate][probe][asan]") {
-    const TempDir dir;
-    const std::vector<int> stream = random_ids(900, 8);
-    write_shard(dir / "a.bin", stream);
-    const TokenFiles files(dir / "a.bin", "--val_files");
-    std::set<std::vector<int>> questions;
-    for (const double depth : PROBE_DEPTHS) {
-        const std::vector<int> tokens = probe_prompt(files, "needle", 100, depth, 5, 3).tokens;
-        questions.insert({tokens.end() - 11, tokens.end()});
-    }
-    CHECK(questions.size() == std::size(PROBE_DEPTHS));
-    ProbeDraws draws{files, 7};
-    std::set<std::vector<int>> places;
-    for (int i = 0; i < 100; i++) { places.insert(draws.text(898)); }
-    CHECK(places.size() == 3);
-    CHECK(draws.text(900) == stream);
-    CHECK(throws_with([&] { probe_prompt(files, "copy", 70, 0.5, 1, 0); },
-                      "expected windows of at least 71 tokens, got 70") == 2);
-    CHECK(throws_with([&] { probe_prompt(files, "needle", 1000, 0.5, 1, 0); }, "a.bin has 900 tokens") == 2);
-    write_shard(dir / "b.bin", std::vector<int>(900, 7));
-    const TokenFiles one(dir / "b.bin", "--val_files");
-    CHECK(throws_with([&] { probe_prompt(one, "mqar", 99, 0.5, 1, 0); }, "more than 1 different tokens in") == 2);
-    std::vector<int> sixteen(900);
-    for (size_t i = 0; i < sixteen.size(); i++) { sixteen[i] = (int)i % 16; }
-    write_shard(dir / "c.bin", sixteen);
-    const TokenFiles few(dir / "c.bin", "--val_files");
-    CHECK(throws_with([&] { probe_prompt(few, "mqar", 99, 0.5, 1, 0); }, "more than 16 different tokens in") == 2);
-}
-
-TEST_CASE("probes: each cell is the score of its own prompts", "[evaluate][probe][asan]") {
-    const TempDir dir;
-    write_shard(dir / "a.bin", random_ids(900, 8));
-    const TokenFiles files(dir / "a.bin", "--val_files");
-    const char* pos = GENERATE("cable", "learned");
-    TinyModel model(pos);
-    Records log;
-    const int T = T_TRAIN;
-    const uint64_t examples = 12;
-    const std::string text = printed([&] { evaluate_probes(model, files, "mqar", {40, 80}, 5, 3, 0, log); });
-    const bool bounded = position_max_length(model.config.position) < 40;
-    CHECK(log.lines.size() == (bounded ? 0u : 10u));
-    CHECK((text.find("has no positions beyond") != std::string::npos) == bounded);
-    for (const double depth : {0.0, 0.5, 1.0}) {
-        uint64_t hits = 0, exact = 0;
-        double loss = 0.0;
-        for (uint64_t k = 0; k < examples; k++) {               // a forward of its own, and a softmax in double
-            const ProbePrompt p = probe_prompt(files, "induction", T, depth, 5, k);
-            const std::vector<float> logits = uncached_logits(model, p.tokens);
-            double sum = 0.0;
-            for (float l : logits) { sum += std::exp((double)l); }
-            loss += std::log(sum) - logits[(size_t)p.targets.back()];
-            hits += likeliest(logits) == p.targets.back();
-            exact = hits;
-        }
-        Activations acts = activations_describe(model, 5, T, Purpose::Evaluate, 0);
-        activations_allocate(acts);
-        const TaskScore s = evaluate_probe(model, acts, files, "induction", depth, 5, examples);
-        acts.release();
-        CHECK(s.examples == examples);
-        CHECK(s.tokens == examples);
-        CHECK(s.exact == exact);
-        CHECK(s.hits == hits);
-        CHECK(std::fabs(s.loss - loss / (double)examples) <= 2e-6 * s.loss);
-    }
 }
 
 // Takes the records of speed from a log, one after each perplexity of 299 tokens, and checks them.

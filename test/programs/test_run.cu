@@ -1575,7 +1575,7 @@ TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
     const Flags use = Flags().set("--load", place.out()).set("--val_files", place / "val.txt");
     int n = 0;
     for (const char* flags : {"--eval_lengths 16,32 --heads --curve", "--eval_lengths 16 --token_losses",
-                              "--probe copy --T 96", "--dump_bias 0,0 --T 8"}) {
+                              "--dump_bias 0,0 --T 8"}) {
         check_lost(place, use.with(flags), place / strprintf("lost%d", n++));
     }
     check_lost(place, use.set("--hellaswag", place / "choices.bin"), place / "choices");

@@ -80,19 +80,19 @@ class TestPlot(Folder):
         self.assertEqual(both["cable (twin)"], [(64, 7)])
 
     def test_runs_with_equal_names_stay_apart(self):
-        probe = {"kind": "probe", "probe": "copy", "pos": "cable", "T": 64, "depth": 0}
+        passage = {"kind": "task", "file": "quote_000_0064.bin", "pos": "cable", "T": 64}
         head = {"kind": "head", "pos": "cable", "T": 64, "layer": 0, "head": 0, "live_tiles": 0.5, "window90": 1,
                 "sink_weight": {"4": 0.5}}
         runs = [self.log(f"cable-T{n}/seed_42", {"kind": "train", "step": 0, "loss": n}, self.record(64, n),
-                         {"kind": "curve", "pos": "cable", "T": 1, "loss": [n]}, {**probe, "exact_share": n / 4},
+                         {"kind": "curve", "pos": "cable", "T": 1, "loss": [n]}, {**passage, "exact_share": n / 4},
                          {**head, "entropy": n}) for n in (1, 2)]
         names = ["cable-T1/seed_42", "cable-T2/seed_42"]
         self.assertEqual(plotted(plot.plot_lengths(runs)), {f"cable ({names[n]})": [(64, n + 1)] for n in (0, 1)})
         self.assertEqual(list(plotted(plot.plot_curve(runs))), [f"cable ({name}), T = 1" for name in names])
         self.assertEqual(list(plotted(plot.plot_train(runs))), [f"{name}, train" for name in names])
-        maps = [ax for ax in plot.plot_probe(runs).axes if ax.images]
+        maps = [ax for ax in plot.plot_passages(runs).axes if ax.images]
         self.assertEqual([(ax.get_title(), ax.images[0].get_array().tolist()) for ax in maps[:2]],
-                         [(f"copy, {names[n]} (cable)", [[25 * n + 25]]) for n in (0, 1)])
+                         [(f"quote, {names[n]} (cable)", [[25 * n + 25]]) for n in (0, 1)])
         rows = plot.plot_heads(runs).axes[::4]
         self.assertEqual([ax.get_ylabel() for ax in rows], [f"{name} (cable)\nT = 64; layer" for name in names])
         self.assertEqual([ax.images[0].get_array().tolist() for ax in plot.plot_heads(runs).axes[1::4]],
@@ -215,19 +215,22 @@ class TestPlot(Folder):
         shown = fig.axes[0].images[0].get_array().filled(9).tolist()
         self.assertEqual(shown, [[0, 9, 9], [-0.25, 0, 9], [-1, -0.5, 0]])
 
-    def test_probe(self):
-        cells = [{"kind": "probe", "probe": kind, "pos": "cable", "T": T, "depth": d, "exact_share": T / 1000 + d / 10}
-                 for kind in ("needle", "copy") for T in (128, 64) for d in (0, 0.5, 1)]
-        run = self.log("probed", *cells[:-1], {**cells[0], "exact_share": 0.25})     # the last record of a cell counts
-        self.draw("probe", run)
-        shown = [ax.images[0].get_array().filled(-1).tolist() for ax in plot.plot_probe([run]).axes if ax.images]
+    def test_passages(self):
+        cells = [{"kind": "task", "file": f"{kind}_{d:03d}_{T:04d}.bin", "pos": "cable", "T": T,
+                  "exact_share": T / 1000 + d / 1000}
+                 for kind in ("needle", "quote") for T in (128, 64) for d in (0, 50, 100)]
+        run = self.log("asked", {**cells[0], "file": "fflm_test_sparse_0080.bin"}, *cells[:-1],
+                       {**cells[0], "exact_share": 0.25})                           # the last record of a cell counts
+        self.draw("passages", run)
+        shown = [ax.images[0].get_array().filled(-1).tolist() for ax in plot.plot_passages([run]).axes if ax.images]
         for found, last in zip(shown[:2], (16.4, -1)):                  # a row per length, the shortest at the bottom
             first = 25 if last > 0 else 12.8
             for row, expected in zip(found, ([6.4, 11.4, 16.4 if last > 0 else -1], [first, 17.8, 22.8])):
                 for x, y in zip(row, expected):
                     self.assertAlmostEqual(x, y)
-        self.assertEqual({ax.images[0].get_clim() for ax in plot.plot_probe([run]).axes if ax.images}, {(0, 100)})
-        self.refused("probe", self.train_log(), naming="--probe")
+        self.assertEqual({ax.images[0].get_clim() for ax in plot.plot_passages([run]).axes if ax.images}, {(0, 100)})
+        self.refused("passages", self.train_log(), naming="--tasks")
+        self.refused("passages", self.log("none", {**cells[0], "file": "copy_test_0010.bin"}), naming="--text")
 
     def test_heads(self):
         heads = [{"kind": "head", "pos": pos, "T": 512, "layer": l, "head": h, "entropy": 1 + l, "live_tiles": 0.5,

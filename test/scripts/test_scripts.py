@@ -890,7 +890,8 @@ class TestDamage(Folder):
            {"kind": "curve", **MODEL, "T": 4, "stride": 4, "windows": 64, "loss": [5.5, 4.5, None, 3.5]},
            {"kind": "head", **MODEL, "layer": 0, "head": 1, "sink_weight": {"1": 0.5, "4": 0.75}, "entropy": 1.5,
             "window90": 3, "live_tiles": 0.5},
-           {"kind": "probe", "probe": "copy", **MODEL, "depth": 0.5, "examples": 4, "exact": 2, "exact_share": 0.5},
+           {"kind": "task", **MODEL, "step": 3, "file": "needle_050_0008.bin", "length": 8, "examples": 4, "exact": 2,
+            "tokens": 12, "accuracy": 0.75, "loss": 1.5},
            {"kind": "task", **MODEL, "step": 3, "file": "copy_test_0004.bin", "length": 4, "examples": 8, "exact": 6,
             "tokens": 32, "accuracy": 0.875, "loss": 0.5}]
     STATE = {"step": 3, "options": {"steps": 3, "total_batch": 256, "train_files": "a_train.txt",
@@ -974,7 +975,7 @@ class TestDamage(Folder):
     def test_logs(self):
         path, plot = self.write("log.jsonl", self.lines(*self.LOG)), report.plot
         for read in (lambda: [plot.series(plot.read_log(path), kind, "loss") for kind in ("train", "val")],
-                     lambda: plot.extrapolation_lines([path])[0], lambda: plot.probe_cells([path]),
+                     lambda: plot.extrapolation_lines([path])[0], lambda: plot.passage_cells([path]),
                      lambda: {r["T"]: plot.geometric_bins(r["loss"]) for r in plot.runs_with([path], "curve")[0][1]},
                      lambda: [[value(r) for _, value, *_ in plot.HEAD_STATISTICS]
                               for heads in plot.head_records([path]).values() for r in heads.values()]):

@@ -4,6 +4,8 @@ import cmath
 import functools
 import hashlib
 import importlib.util
+import itertools
+import math
 import os
 import re
 import struct
@@ -12,7 +14,7 @@ import sys
 import unittest
 import unittest.mock
 
-from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, read_bytes
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, ended, read_bytes
 sys.path.insert(0, os.path.join(ROOT, "data"))
 import tasks                    # noqa: E402
 import verdict                  # noqa: E402
@@ -254,6 +256,84 @@ class Files(Folder):
             data = bytearray(whole)
             struct.pack_into("<i" if at < 1024 else "<H", data, at, value)
             self.assertIn(words, self.verify(self.write("x/a.bin", bytes(data)), code=2))
+        wide = tasks.file_of([[1, 50000, 7 + (1 << 30)]] * 2, 3, 50257, 50256)
+        self.assertIn("2 examples of length 3 in rows of 3 tokens, 2 of them in answers, vocabulary of 50,257",
+                      self.verify(self.write("x/a.bin", wide)))
+        damaged = wide[:1024] + struct.pack("<I", 60000) + wide[1028:]
+        self.assertIn("token 0: expected an id below 50257", self.verify(self.write("x/a.bin", damaged), code=2))
+
+
+class Passages(Folder):
+    def windows(self, task, T, depth, ids, seed=1, k=0, vocabulary=256):
+        """(the ids of a window, which of them are answers)"""
+        row = tasks.window(task, tasks.Text("t", ids, vocabulary, 0), T, depth, seed, k)
+        mark = 1 << (15 if vocabulary <= 1 << 15 else 30)
+        self.assertEqual(len(row), T + 1)
+        return [i % mark for i in row], [i >= mark for i in row]
+
+    def test_the_passage_stands_at_its_depth_and_only_its_answer_is_marked(self):
+        draws = tasks.Draws("text")
+        for vocabulary in 256, 50257:
+            text = [draws.below(vocabulary) for _ in range(2000)]
+            for (task, planted, given), T, depth in itertools.product(
+                    (("needle", 12, 8), ("passkey", 12, 8), ("induction", 2, 1), ("mqar", 16, 0), ("quote", 32, 8)),
+                    (100, 257), tasks.DEPTHS):
+                with self.subTest(task=task, T=T, depth=depth, vocabulary=vocabulary):
+                    ids, answers = self.windows(task, T, depth, text, vocabulary=vocabulary)
+                    asked, at = T + 1 - planted, math.floor(depth / 100 * (T + 1 - 2 * planted) + 0.5)
+                    passage, question = ids[at:at + planted], ids[asked:]
+                    wanted = [i >= given for i in range(planted)] if task != "mqar" else [False, True] * 8
+                    self.assertEqual(answers, [False] * asked + wanted)
+                    if task == "mqar":
+                        pairs = lambda row: sorted(zip(row[::2], row[1::2]))
+                        self.assertEqual(pairs(passage), pairs(question))
+                        self.assertEqual({ids.count(i) for i in passage}, {2})
+                    else:
+                        self.assertEqual(passage, question)
+                    if task == "induction":
+                        self.assertEqual(ids.count(passage[0]), 2)
+                    around = ids[:at] + ids[at + planted:asked]
+                    if task == "passkey":
+                        self.assertEqual(around[24:], around[:-24])
+                    elif task in ("needle", "quote"):           # text as it stands
+                        self.assertTrue(any(text[i:i + len(around)] == around for i in range(2000 - len(around) + 1)))
+                    for other in ({"k": 1}, {"seed": 2}):
+                        self.assertNotEqual(self.windows(task, T, depth, text, vocabulary=vocabulary, **other)[0], ids)
+
+    def go(self, text, *more, code=0):
+        found, said, err = called(tasks.main, "--text", text, "--out", self.path("o"), *more)
+        self.assertEqual((found, said), (code, ""), err)
+        return err
+
+    def test_files_and_what_is_refused(self):
+        text = self.write("t.txt", "".join(f"{i * i} is the square of {i}.\n" for i in range(99)))
+        self.go(text, "--tasks", "needle,mqar", "--lengths", "100,130", "--test_examples", "3")
+        self.assertEqual(len(os.listdir(self.path("o"))), 2 * 2 * 5 + 1)
+        header, rows = read_rows(self.path("o/mqar_075_0130.bin"))
+        self.assertEqual(header[:9], (20240520, 2, 3 * 131, 256, 10, 0, 0, 131, 130))
+        self.assertEqual([sum(i >= tasks.ANSWER for i in row) for row in rows], [8, 8, 8])
+        self.assertEqual(self.go(text, "--tasks", "needle", "--lengths", "100", "--test_examples", "3"), "")    # there
+        refused = lambda text, *more: self.go(text, "--out", self.path("n"), *more, code=2)
+        self.assertIn("made with text = ", self.go(self.write("u.txt", "x"), "--test_examples", "3", code=2))
+        self.assertIn("of at least 71 tokens for quote, got 70", refused(text, "--lengths", "70", "--tasks", "quote"))
+        self.assertIn("expected at least 9,977 tokens in", refused(text, "--lengths", "10000", "--tasks", "needle"))
+        self.assertIn("more than 1 different tokens", refused(self.write("a.txt", "a" * 999), "--tasks", "mqar"))
+        self.assertIn("expected some of needle", refused(text, "--tasks", "copy"))
+        self.assertIn("--lengths: expected numbers", refused(text, "--lengths", "1e3"))
+        for bad, says in ((b"no shard", "expected a shard"), (struct.pack("<3i", 20240520, 1, 9), "expected 9 tokens")):
+            self.assertIn(says, refused(self.write("b.bin", bad.ljust(1030, b"\0"))))
+
+    @unittest.skipUnless(HAS_TRAINER, "make train_gpt2 first")
+    def test_the_trainer_scores_them(self):
+        """with GPT-2's vocabulary, whose ids take four bytes"""
+        ids = [tasks.Draws(f"{i}").below(50257) for i in range(3000)]
+        shard = self.write("t.bin", struct.pack("<256i3000H", 20240520, 1, 3000, *[0] * 253, *ids))
+        self.go(shard, "--tasks", "needle,induction", "--lengths", "40", "--test_examples", "3")
+        code, said = ended(TRAINER, "--train_files", shard, "--val_every", "0", "--sample_every", "0", "--model",
+                           "1,1,8", "--T", "40", "--B", "1", "--steps", "1", "--tasks", self.path("o/*.bin"))
+        self.assertEqual(code, 0, said)
+        wanted = [f"{task}_{depth:03d}_0040" for task in ("induction", "needle") for depth in tasks.DEPTHS]
+        self.assertEqual(re.findall(r"^(\w+)\.bin +40 +40 +3 ", said, re.M), wanted)
 
 
 class Training(Folder):

@@ -302,14 +302,19 @@ TEST_CASE("shards: any number of files with a bounded number of descriptors", "[
     CHECK(open_descriptors() <= before + 256);
 }
 
-// A file of examples in rows; the answers are of 1 to 3 tokens from the middle of a row on.
+// A file of examples in rows; the answers are of 1 to 3 tokens from the middle of a row on. Wide ids are above 40000.
+template <class Id = uint16_t>
 std::string rows_bytes(int rows, int row, int vocab, std::vector<int32_t> header = {}) {
-    if (header.empty()) { header = {SHARD_MAGIC, SHARD_VERSION_ROWS, rows * row, vocab, 0, 0, 0, row, 3}; }
-    std::vector<uint16_t> ids;
+    const bool wide = sizeof(Id) == 4;
+    const int magic = wide ? SHARD_MAGIC_UINT32 : SHARD_MAGIC;
+    const int mark = wide ? 1 << 30 : 1 << 15;
+    if (header.empty()) { header = {magic, SHARD_VERSION_ROWS, rows * row, vocab, 0, 0, 0, row, 3}; }
+    std::vector<Id> ids;
     for (int r = 0; r < rows; r++) {
         for (int t = 0; t < row; t++) {
             const bool answer = t > 0 && t >= row / 2 && t < row / 2 + 1 + r % 3;
-            ids.push_back((uint16_t)(id_at(r, (uint64_t)t) + (answer ? 1 << 15 : 0)));
+            const int id = id_at(r, (uint64_t)t) + wide * 40000;
+            ids.push_back((Id)(id + answer * mark));
         }
     }
     return header_bytes(header) + bytes_of(ids);
@@ -319,22 +324,26 @@ TEST_CASE("shards: an example in a row is a sample, and only its answer is a tar
     TempDir dir;
     const int rows = 11, row = 9;
     const int T = row - 1;
-    write_file(dir / "a.bin", rows_bytes(rows, row, 300));
-    write_file(dir / "b.bin", rows_bytes(rows, row, 300));
-    const TokenFiles files(dir / "?.bin", "--train_files", 0, true);
-    CHECK(files.row == row);
-    CHECK(files.shards[0].length == 3);
-    REQUIRE(files.windows(T) == 2 * rows);
-    for (int w = 0; w < 2 * rows; w++) {
-        const int r = w % rows;
-        const std::vector<int> ids = window_of(files, (uint64_t)w, T);
-        for (int t = 0; t < T; t++) {
-            const bool answer = t + 1 >= row / 2 && t + 1 < row / 2 + 1 + r % 3;
-            INFO("row " << w << ", token " << t);
-            CHECK(ids[(size_t)t] == id_at(r, (uint64_t)t));
-            CHECK(ids[(size_t)(T + t)] == (answer ? id_at(r, (uint64_t)t + 1) : IGNORE_INDEX));
+    for (const int base : {40000, 0}) {
+        for (const char* name : {"a.bin", "b.bin"}) {
+            write_file(dir / name, base > 0 ? rows_bytes<uint32_t>(rows, row, 50257) : rows_bytes(rows, row, 300));
+        }
+        const TokenFiles files(dir / "?.bin", "--train_files", 0, true);
+        CHECK(files.row == row);
+        CHECK(files.shards[0].length == 3);
+        REQUIRE(files.windows(T) == 2 * rows);
+        for (int w = 0; w < 2 * rows; w++) {
+            const int r = w % rows;
+            const std::vector<int> ids = window_of(files, (uint64_t)w, T);
+            for (int t = 0; t < T; t++) {
+                const bool answer = t + 1 >= row / 2 && t + 1 < row / 2 + 1 + r % 3;
+                INFO("row " << w << ", token " << t << " of ids from " << base);
+                CHECK(ids[(size_t)t] == base + id_at(r, (uint64_t)t));
+                CHECK(ids[(size_t)(T + t)] == (answer ? base + id_at(r, (uint64_t)t + 1) : IGNORE_INDEX));
+            }
         }
     }
+    const TokenFiles files(dir / "?.bin", "--train_files", 0, true);
     CHECK(throws_with([&] { files.windows(T + 1); }, "expected --T 8, as the examples stand in rows of 9 tokens") == 2);
     CHECK(throws_with([&] { files.windows(T / 2); }, "expected --T 8") == 2);
     // rows are refused unless they are requested, and are never mixed with streams

@@ -90,7 +90,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     GROUP("Samples while training", GPT2_FLAG) \
     X(int, sample_every, "-s", 250, at_least(0), FREE, "print a sample every N steps and at the end; 0 = never") \
     GROUP("Evaluation, instead of training", BOTH) \
-    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths; with --probe, only its answers") \
+    X(Ints, eval_lengths, "", {}, at_least(1), FREE, "perplexity at these lengths") \
     X(int64_t, eval_tokens, "", 0, at_least(0), FREE, "evaluate at most this many tokens; 0 = all") \
     X(int, stride, "", 0, at_least(0), FREE, \
       "evaluate windows S apart and score the last S tokens of each; 0 = they do not overlap") \
@@ -108,9 +108,6 @@ constexpr int MOST_WINDOW = 1 << 30;
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
-    X(Text, probe, "", "", one_of("passkey|needle|mqar|induction|copy"), FREE, \
-      "plant a passage in windows of --val_files, of --eval_lengths or --T tokens, and test for it at their end: " \
-      "right answers by length and depth") \
     X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \

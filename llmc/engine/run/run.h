@@ -85,7 +85,7 @@ struct Run {
 
 // Whether --eval_lengths names windows of --val_files, and not the lengths of prompts or documents
 inline bool evaluates_lengths(const Options& o) {
-    return !o.eval_lengths.empty() && o.probe.empty() && o.encode.empty();
+    return !o.eval_lengths.empty() && o.encode.empty();
 }
 
 // The files of a flag; only GPT-2's training takes rows. If none matches, the message names the script that writes

@@ -11,11 +11,11 @@
 //   byte 20           zeros, or what documents.h puts there
 //   byte 1024         the ids
 //
-// A shard of version 2 (uint16) holds examples of a task instead of a stream, one per row:
+// A shard of version 2 holds examples of a task instead of a stream, one per row:
 //
 //   byte 28    int32  tokens in a row: one example, padded to that
 //   byte 32    int32  length of the examples, in symbols of the task; 0: it varies
-//   byte 1024         the ids, below 32768; the bit 32768 marks the tokens of the answer
+//   byte 1024         the ids, below 2^15 (uint32: 2^30); the bit of that value marks the tokens of the answer
 //
 // A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. A sample
 // of a shard in rows is a row, and only its answer is a target. Which window is sample number i is a pure function
@@ -31,7 +31,7 @@
 
 constexpr int SHARD_HEADER_BYTES = 1024;
 constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
-constexpr int SHARD_VERSION_ROWS = 2, ANSWER_BIT = 1 << 15;
+constexpr int SHARD_VERSION_ROWS = 2;
 constexpr int SHARD_MAGIC_UINT32 = 20240801, SHARD_VERSION_UINT32 = 7;  // uint32 ids
 constexpr int MAX_VOCAB = 1 << 20;          // models are sized by this header field, so a hostile value must be bounded
 
@@ -45,6 +45,7 @@ struct Shard {
     int row = 0;                            // tokens in a row; 0: a stream of tokens
     int length = 0;                         // of the examples in rows
 
+    int answer_bit() const { return width == 2 ? 1 << 15 : 1 << 30; }
     // W windows of T + 1 tokens at stride T take W * T + 1 tokens; each row is one window.
     uint64_t windows(int T) const {
         if (row > 0) { return T == row - 1 ? tokens / (uint64_t)row : 0; }
@@ -76,7 +77,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     check(wide || header[0] == SHARD_MAGIC, "%s: expected a token shard with magic number %d, got %d (is it text? then "
           "name it .txt; ids without a header must be converted)", name, SHARD_MAGIC, header[0]);
     const int version = wide ? SHARD_VERSION_UINT32 : SHARD_VERSION;
-    const bool in_rows = !wide && header[1] == SHARD_VERSION_ROWS;
+    const bool in_rows = header[1] == SHARD_VERSION_ROWS;
     check(in_rows || header[1] == version, "%s: expected version %d, got %d", name, version, header[1]);
     check(!in_rows || rows, "%s: expected a stream of tokens, got examples of a task in rows (version %d), which "
           "train_gpt2 takes in --train_files and --tasks", name, header[1]);
@@ -98,7 +99,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     if (in_rows) {
         s.row = header[7];
         s.length = header[8];
-        largest = ANSWER_BIT;
+        largest = std::min(largest, s.answer_bit());
         check(s.row >= 2 && header[2] % s.row == 0 && s.length >= 0, "%s: header: expected rows of at least 2 tokens "
               "that divide the %d of the file, got %d, of length %d", name, header[2], s.row, s.length);
     }
@@ -157,7 +158,7 @@ template <class Id> uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t
 inline void read_ids(const File& file, const Shard& shard, uint64_t start, uint64_t n, int* out) {
     union { uint8_t u8[16384]; uint16_t u16[8192]; uint32_t u32[4096]; } chunk;
     const uint64_t step = sizeof chunk / (uint64_t)shard.width;
-    const uint32_t bits = shard.row > 0 ? ANSWER_BIT - 1 : ~0u;
+    const uint32_t bits = shard.row > 0 ? (uint32_t)shard.answer_bit() - 1 : ~0u;
     for (uint64_t i = 0; i < n; i += step) {
         const uint64_t count = std::min(step, n - i);
         file.read(&chunk, count * (uint64_t)shard.width, shard.first_byte + (start + i) * (uint64_t)shard.width);
@@ -165,7 +166,7 @@ inline void read_ids(const File& file, const Shard& shard, uint64_t start, uint6
         switch (shard.width) {
             case 1: largest = widen(chunk.u8, count, out + i); break;
             case 2: largest = widen(chunk.u16, count, out + i, bits); break;
-            default: largest = widen(chunk.u32, count, out + i);
+            default: largest = widen(chunk.u32, count, out + i, bits);
         }
         if (largest < (uint32_t)shard.vocab) { continue; }
         uint64_t bad = i;                           // find the first bad one, for the message
@@ -221,8 +222,9 @@ struct TokenFiles {
         std::copy(ids.begin(), ids.end() - 1, inputs);
         std::copy(ids.begin() + 1, ids.end(), targets);
         for (int t = 0; t < T && row > 0; t++) {
-            inputs[t] &= ANSWER_BIT - 1;
-            targets[t] = (targets[t] & ANSWER_BIT) != 0 ? targets[t] - ANSWER_BIT : IGNORE_INDEX;
+            const int answer = shards[s].answer_bit();
+            inputs[t] &= answer - 1;
+            targets[t] = (targets[t] & answer) != 0 ? targets[t] - answer : IGNORE_INDEX;
         }
     }
 
