@@ -74,7 +74,7 @@ template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& a
     };
     score.stopped = !share_pieces<TaskResult>(batches, B, "tasks", work, take);
     score.loss /= (double)score.tokens;
-    check_finite(what, &score.loss, !score.stopped);
+    check_finite("--tasks " + files.pattern, &score.loss, !score.stopped);
     return score;
 }
 

@@ -18,6 +18,9 @@ def plotted(fig):
     return {line.get_label(): list(zip(line.get_xdata(), line.get_ydata())) for line in fig.axes[0].get_lines()
             if not line.get_label().startswith("_")}
 
+# a task's record but for its file, T and exact answers
+PASSAGE = {"kind": "task", "pos": "cable", "length": 8, "examples": 1000, "tokens": 8000, "accuracy": 0.5, "loss": 1.5}
+
 
 class TestPlot(Folder):
     def log(self, name, *lines):
@@ -80,11 +83,11 @@ class TestPlot(Folder):
         self.assertEqual(both["cable (twin)"], [(64, 7)])
 
     def test_runs_with_equal_names_stay_apart(self):
-        passage = {"kind": "task", "file": "quote_000_0064.bin", "pos": "cable", "T": 64}
+        passage = {**PASSAGE, "file": "quote_000_0064.bin", "T": 64}
         head = {"kind": "head", "pos": "cable", "T": 64, "layer": 0, "head": 0, "live_tiles": 0.5, "window90": 1,
                 "sink_weight": {"4": 0.5}}
         runs = [self.log(f"cable-T{n}/seed_42", {"kind": "train", "step": 0, "loss": n}, self.record(64, n),
-                         {"kind": "curve", "pos": "cable", "T": 1, "loss": [n]}, {**passage, "exact_share": n / 4},
+                         {"kind": "curve", "pos": "cable", "T": 1, "loss": [n]}, {**passage, "exact": 250 * n},
                          {**head, "entropy": n}) for n in (1, 2)]
         names = ["cable-T1/seed_42", "cable-T2/seed_42"]
         self.assertEqual(plotted(plot.plot_lengths(runs)), {f"cable ({names[n]})": [(64, n + 1)] for n in (0, 1)})
@@ -216,11 +219,10 @@ class TestPlot(Folder):
         self.assertEqual(shown, [[0, 9, 9], [-0.25, 0, 9], [-1, -0.5, 0]])
 
     def test_passages(self):
-        cells = [{"kind": "task", "file": f"{kind}_{d:03d}_{T:04d}.bin", "pos": "cable", "T": T,
-                  "exact_share": T / 1000 + d / 1000}
+        cells = [{**PASSAGE, "file": f"{kind}_{d:03d}_{T:04d}.bin", "T": T, "exact": T + d}
                  for kind in ("needle", "quote") for T in (128, 64) for d in (0, 50, 100)]
         run = self.log("asked", {**cells[0], "file": "fflm_test_sparse_0080.bin"}, *cells[:-1],
-                       {**cells[0], "exact_share": 0.25})                           # the last record of a cell counts
+                       {**cells[0], "exact": 250})                           # the last record of a cell counts
         self.draw("passages", run)
         shown = [ax.images[0].get_array().filled(-1).tolist() for ax in plot.plot_passages([run]).axes if ax.images]
         for found, last in zip(shown[:2], (16.4, -1)):                  # a row per length, the shortest at the bottom
