@@ -75,7 +75,8 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
 inline int cores_here() {
     cpu_set_t set;
     const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // fails beyond 1,024 cores
-    return known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    const int cores = known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return (int)std::min((double)cores, std::ceil(group_limits().cores));
 }
 
 // A pair of sockets for each two ranks. ends[r][other]: that of rank r, while this process has it open
