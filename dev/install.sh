@@ -112,7 +112,7 @@ fi
 # The libraries of data/: without them (no network) their tests skip and say so.
 data_libraries() {
     case $1 in test | ci) ;; *) return 0 ;; esac
-    [ ! -x build/venv/bin/python ] || return 0
+    [ ! -x build/venv/bin/python ] || [ data/requirements.txt -nt build/venv ] || return 0
     mkdir -p build
     echo "installing the libraries of data/requirements.txt in build/venv"
     { python3 -m venv build/venv.new && build/venv.new/bin/pip install -q --disable-pip-version-check --retries 1 \
