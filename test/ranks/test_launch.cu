@@ -38,9 +38,10 @@ TEST_CASE("launch: every launcher is recognised by its variables", "[launch]") {
         {"srun --mpi=pmi2", with(step, {{"PMI_SIZE", "8"}, {"PMI_RANK", "5"}}), "mpirun", true},
         {"srun --mpi=pmix", with(step, {{"PMIX_RANK", "5"}}), "srun --mpi=pmix", true},
         {"srun --mpi=none", step, "srun", false},
-        {"torchrun, a pod of Kubernetes", torch, "torchrun", false},
+        {"torchrun, a pod of Kubernetes", torch, "torchrun (WORLD_SIZE, RANK)", false},
         {"torchrun as the only task of each node",
-         with(with(batch, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}), torch), "torchrun", false},
+         with(with(batch, {{"SLURM_STEP_NUM_TASKS", "2"}, {"SLURM_PROCID", "1"}}), torch),
+         "torchrun (WORLD_SIZE, RANK)", false},
     };
     for (const auto& row : rows) {
         INFO(row.what);

@@ -265,7 +265,7 @@ class Collectives:
                 self.assertIn(f"rank {victim} (process {pids[victim]}) was ended by signal 9", output)
                 what = "sum of the gradients|stop signals|own work"
                 for error in re.findall("^error: .*", output, re.M):
-                    self.assertRegex(error, f"({what}): rank . *: rank {victim} has died")
+                    self.assertRegex(error, f"({what}): rank {victim} has died")
 
     def test_a_dead_parent(self):
         with self.waiting(3) as (p, pids, until, end):
@@ -387,7 +387,7 @@ class CollectivesBySockets(Collectives, Wire):
                 results = [p.communicate(timeout=LIMIT)[0] for p in runs]
                 self.assertEqual([p.returncode for p in runs], [2, 2, 2], results)
                 self.assertEqual([bool(text) for text in results], [True, False, False], results)
-                self.assertRegex(results[0], f"^error: {by} started 3 processes, each of which would train alone")
+                self.assertRegex(results[0], f"^error: {by}.* started 3 processes, each of which would train alone")
                 self.assertIn(wanted, results[0])
                 line = re.search("on one machine, type: (.*)", results[0]).group(1)
                 p = subprocess.run(line, shell=True, env=ENVIRONMENT, timeout=LIMIT, **PIPES)

@@ -79,7 +79,7 @@ inline int cores_here() {
     return (int)std::min((double)cores, std::ceil(group_limits().cores));
 }
 
-// A pair of sockets for each two ranks. ends[r][other]: that of rank r, while this process has it open
+// A pair of sockets for each two ranks. ends[r][other]: rank r's end, -1 where this process has closed it
 struct SocketPairs {
     std::vector<std::vector<int>> ends;
 

@@ -23,7 +23,7 @@ constexpr LauncherRow LAUNCHERS[] = {
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", false, true},
     {"mpirun", "PMI_SIZE", "PMI_RANK", false, true},                    // of MPICH; and srun --mpi=pmi2
     {"srun --mpi=pmix", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", true, true},
-    {"torchrun", "WORLD_SIZE", "RANK", true, false},                    // and pods of Kubernetes
+    {"torchrun (WORLD_SIZE, RANK)", "WORLD_SIZE", "RANK", true, false},         // and pods of Kubernetes
     {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", true, false},
 };
 

@@ -165,7 +165,7 @@ struct SocketWire : Wire {
             if (r == comm().rank || !l.gone) { continue; }
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
             if (l.bye && !needed) { continue; }
-            die(EXIT_DEVICE, "%s: rank %d: rank %d has died", what, comm().rank, r);
+            die(EXIT_DEVICE, "%s: rank %d has died", what, r);
         }
     }
 
