@@ -264,7 +264,9 @@ class Collectives:
                 self.assertEqual(code, 128 + 9, output)
                 self.assertIn(f"rank {victim} (process {pids[victim]}) was ended by signal 9", output)
                 what = "sum of the gradients|stop signals|own work"
-                for error in re.findall("^error: .*", output, re.M):
+                errors = re.findall("^error: .*", output, re.M)
+                self.assertTrue(errors, output)
+                for error in errors:
                     self.assertRegex(error, f"({what}): rank {victim} has died")
 
     def test_a_dead_parent(self):
