@@ -170,7 +170,9 @@ def started(ranks, words):
     """a run, to be interfered with: its process, {rank: pid}, a function that waits for a condition on the output, and
     one that waits for the end and returns exit code, output and seconds"""
     with tempfile.TemporaryFile("w+", errors="replace") as log:
-        p = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT)
+        # the background jobs of a script ignore SIGINT, and what they start inherits that
+        p = subprocess.Popen(words, env=ENVIRONMENT, stdout=log, stderr=subprocess.STDOUT,
+                             preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL))
         pids = {}
 
         def output():
