@@ -176,7 +176,8 @@ def results_of(command):
     strides = {T: min(int(flags.get("stride", 0)) or T, T) for T in lengths}
     for kind in kinds:
         of_kind = [r for r in found if r["kind"] == kind]
-        have = [r.get("T", 0) for r in of_kind if strides.get(r.get("T")) in (r.get("stride"), None)]
+        wanted = [strides.get(r.get("T")) for r in of_kind]     # None: of another length, or of a kind without lengths
+        have = [r.get("T", 0) for r, stride in zip(of_kind, wanted) if stride in (None, r.get("stride", stride))]
         # an encoding may not reach the longest of the lengths
         lost = [T for T in lengths if T not in have and T < max(have, default=0)] if kind in OF_LENGTHS else []
         if lost or not have:

@@ -393,7 +393,6 @@ TEST_CASE("bert_run: weights that are not finite, and weights too large, have no
     if (!have_bert()) { return; }
     Bert place;
     write_file(place / "docs.txt", "some words\n");
-    write_file(place / "qrels.txt", "0 0 0 1\n");
     const Outcome o = place.run(place.base.with("--lr 1e30 --schedule constant"));
     CHECK(o.code == EXIT_DIVERGED);
     CHECK(contains(o.err, "error: the loss at T = 32: expected finite numbers, got "));
@@ -407,9 +406,7 @@ TEST_CASE("bert_run: weights that are not finite, and weights too large, have no
         const std::string said = last == FLT_MAX ? "expected finite numbers, got " : "expected a finite weight, got ";
         const Flags use = place.use(dir).set("--out", place / "use");
         for (const Flags& flags : {use.set("--val_files", place / "val.txt").with("--eval_lengths 16,32"),
-                                   use.set("--predict", "the [MASK]at"), use.set("--encode", place / "docs.txt"),
-                                   use.set("--corpus", place / "docs.txt").set("--queries", place / "docs.txt")
-                                      .set("--qrels", place / "qrels.txt")}) {
+                                   use.set("--predict", "the [MASK]at"), use.set("--encode", place / "docs.txt")}) {
             const Outcome p = place.run(flags);
             INFO(flags.words()[4] << ": " << p.err);
             CHECK(p.code == EXIT_DIVERGED);

@@ -792,10 +792,11 @@ class TrainingBySockets(Training, Runs):
                     if deadly:
                         until(lambda text: "\nstep " in text)
                     time.sleep(2 * draw.random())
-                    pids.update(processes(p.pid))
+                    while len(pids) < ranks and p.poll() is None:       # mpirun is slow to start them
+                        pids.update(processes(p.pid))
                     pids.update({"parent": p.pid} if wire == "sockets" and not deadly else {})
-                    victim = draw.choice(sorted(pids, key=str))
-                    with contextlib.suppress(ProcessLookupError):       # it is done
+                    victim = draw.choice(sorted(pids, key=str) or [None])
+                    with contextlib.suppress(ProcessLookupError, KeyError):     # it is done
                         os.kill(pids[victim], number)
                     code, output, seconds = end()
                 late = 4 + AFTER_DEADLINE if number == signal.SIGSTOP else AFTER_DEATH

@@ -121,8 +121,10 @@ inline ncclResult_t ncclCommDestroy(ncclComm_t c) {
     return ncclSuccess;
 }
 inline ncclResult_t ncclCommAbort(ncclComm_t c) {
-    for (const std::string& name : list_directory(c->directory)) { unlink((c->directory + "/" + name).c_str()); }
-    rmdir(c->directory.c_str());
+    if (access(c->directory.c_str(), W_OK) == 0) {  // no other rank was faster
+        for (const std::string& name : list_directory(c->directory)) { unlink((c->directory + "/" + name).c_str()); }
+        rmdir(c->directory.c_str());
+    }
     c->aborted = true;                              // it stays, for the messages that are on their way
     return ncclSuccess;
 }
@@ -149,7 +151,10 @@ struct SimtExchange {
             const size_t i = (first + k) % messages.size();
             if (files[i].empty() || (!messages[i].send && access(files[i].c_str(), R_OK) != 0)) { continue; }
             if (messages[i].send) {
-                send(messages[i], files[i]);
+                try { send(messages[i], files[i]); } catch (const Error&) {     // a rank that aborted took the directory
+                    c->state = ncclRemoteError;
+                    return SimtTurn::Later;
+                }
             } else {
                 const std::string text = read_file(files[i], 1u << 30);
                 if (text.size() != messages[i].bytes) { c->state = ncclInvalidUsage; }      // of another size
