@@ -151,7 +151,7 @@ struct SimtExchange {
             const size_t i = (first + k) % messages.size();
             if (files[i].empty() || (!messages[i].send && access(files[i].c_str(), R_OK) != 0)) { continue; }
             if (messages[i].send) {
-                try { send(messages[i], files[i]); } catch (const Error&) {     // a rank that aborted took the directory
+                try { send(messages[i], files[i]); } catch (const Error&) {     // an aborted rank took the directory
                     c->state = ncclRemoteError;
                     return SimtTurn::Later;
                 }
