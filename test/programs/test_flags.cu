@@ -167,6 +167,19 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
     CHECK(throws_with([&] { parse({"--config", dir / "none"}); }, "none: cannot open") == EXIT_BAD_INPUT);
 }
 
+TEST_CASE("args: the record of a run of an earlier version, whose flags have gone", "[args]") {
+    TempDir dir;
+    const std::string path = dir / "log.jsonl";
+    const auto read = [&](Program trainer, const std::string& flags) {
+        write_file(path, R"({"kind":"config","commit":"a491a70797","encoding":{},"flags":{)" + flags + "}}\n");
+        return parse({"--config", path}, trainer);
+    };
+    CHECK(read(GPT2_FLAG, R"("zero":1,"verify_every":0,"probe":"","plans":"","steps":3)").steps == 3);
+    CHECK(read(BERT_FLAG, R"("zero":0,"corpus":"","queries":"","qrels":"","steps":4)").steps == 4);
+    CHECK(throws_with([&] { read(GPT2_FLAG, R"("probe":"copy")"); },
+                      "\"probe\" is a flag of an earlier version; expected its default") == EXIT_BAD_INPUT);
+}
+
 TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {
     refused({"--lrr", "1"}, "'--lrr': there is no such flag; did you mean --lr?");
     refused({"--val-every", "5"}, "did you mean --val_every?");

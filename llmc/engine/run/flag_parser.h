@@ -22,7 +22,7 @@ const char* const removed_flags[][2] = {
     {"probe_lengths", ""}, {"probe_examples", "64"}, {"gpus", "1"}, {"as_ranks", "0"},
     {"recipe", ""}, {"checkpoint_async", "0"}, {"host_exchange", "0"}, {"leaves", "-1|0|1|2|4|8"},
     {"version", "0"}, {"list", "0"}, {"plans", ""}, {"verify_every", "0"},
-    {"zero", "0|1"},
+    {"zero", "0|1"}, {"probe", ""}, {"corpus", ""}, {"queries", ""}, {"qrels", ""},
 };
 
 // llm.c's flags that have no effect here: the accepted values, and the notice
