@@ -73,8 +73,8 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
     const int warp = threadIdx.x / 32;
     const int warps = ceil_div((int)blockDim.x, 32);
     float* sums = dynamic_shared();         // (warps,2,C)
-    float* dw = sums + warp * 2 * C;        // element e of pack k at e * packs + k: neighbouring threads, other banks
-    float* db = dw + C;                     // likewise
+    float* dw = sums + warp * 2 * C;        // here and in db, element e of pack k is at e * packs + k: neighbouring
+    float* db = dw + C;                     // threads, other banks
     for (int c = threadIdx.x; c < warps * 2 * C; c += blockDim.x) { sums[c] = 0.0f; }
     __syncthreads();
     for (size_t row = begin + warp; row < end; row += warps) {

@@ -218,7 +218,7 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train, Absen
 // ----------------------------------------------------------------------------------------------------------
 // several encodings: in one layer, "rope+cable", or in layers that take turns, "rope,rope,rope,none"
 
-// What an encoding has a hand in. Two in one layer have different ones.
+// What an encoding changes. Encodings of one layer must change different things.
 enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
 inline int position_hooks(const EncodingConfig& config) {
     int hooks = 0;

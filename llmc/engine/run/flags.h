@@ -20,7 +20,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, train_files, "-i", "data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \
       "training shards: a file or a quoted glob; .txt files are read as bytes") \
     X(Text, val_files, "-j", "data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
-      "validation shards, likewise") \
+      "validation shards: a file or a quoted glob, as for --train_files") \
     X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to read and print text instead of token ids") \
     GROUP("Model", BOTH) \
     X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C: layers, heads, channels") \
@@ -66,13 +66,13 @@ constexpr int MOST_WINDOW = 1 << 30;
       "recompute in backward: 0 nothing, 1 GELU, 2 GELU and layernorm, -1 nothing if it fits, else GELU") \
     X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all that the machine and the control group allow") \
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
-      "cable and alibi: leave out scores that the bias makes zero, from T 2048 on (BERT: on a GPU) and in " \
-      "generation; exact changes no bit") \
+      "cable and alibi: skip tiles whose weights the bias makes 0, for T >= 2048 and in generation (BERT: GPU " \
+      "only); exact changes no bit") \
     X(int, ranks, "--gpus", 1, at_least(1), FREE, \
       "start this many processes on this machine (GPU build: one per GPU), which share the work; all end if one " \
       "fails. With --check: start none, and print what each would need and send") \
     X(int, collective_timeout, "", 600, at_least(1), FREE, \
-      "several ranks: seconds that one waits for another before the run ends") \
+      "several ranks: seconds a rank waits for another before the run ends") \
     X(int, profile, "", 0, at_least(0), FREE, \
       "print the time of each kernel of step N, which gets a little slower; 0 = off") \
     GROUP("Logs and checkpoints", BOTH) \
