@@ -1,10 +1,11 @@
 // attention.cuh -- multi-head attention with any positional encoding, causal or bidirectional, in memory that grows
 // with T and not with T x T.
 //
-//   logit_ij = scale q_i.k_j + B_ij     P_ij = softmax_j(logit_ij)     out_i = sum_j P_ij v_j     (Vaswani et al. 2017)
+//   logit_ij = scale q_i.k_j + f_i B_ij     P_ij = softmax_j(logit_ij)    out_i = sum_j P_ij v_j  (Vaswani et al. 2017)
 //   backward, with row_dot_i = sum_d dout_id out_id and dP_ij = dout_i.v_j:
 //     dlogit_ij = P_ij (dP_ij - row_dot_i)     dv_j = sum_i P_ij dout_i     dq_i = scale sum_j dlogit_ij k_j
-//     dk_j = scale sum_i dlogit_ij q_i         and the encoding's bias functor takes dlogit as the gradient of B.
+//     dk_j = scale sum_i dlogit_ij q_i         and the encoding's bias functor takes dB_ij = f_i dlogit_ij.
+//   f is the factor of ssmax, which q already has, or 1. For its gradient the backward leaves sum_j B_ij dB_ij.
 //   saves lse_i = log sum_j e^(logit_ij), from which the backward recomputes P, tile by tile.
 //
 // Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T
@@ -59,13 +60,19 @@ inline size_t attention_forward_shared(const AttentionDims& dims) {
     return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
 }
 
-// scores (keys, queries) += B. Each thread handles some of the queries. position/cope.cuh overloads it, because there B
-// depends on other scores.
+// scores (keys, queries) += B, times the queries' factors if there are some. Each thread handles some of the queries.
+// position/cope.cuh overloads it, because there B depends on other scores.
 template <class Bias, class Tile>
-__device__ inline void add_bias(const Matrix<float>& scores, const Bias& bias, int bh, const Tile& t) {
+__device__ inline void add_bias(const Matrix<float>& scores, const Bias& bias, int bh, const Tile& t,
+                                const float* factor) {
     const auto B = bias.tile(bh, t.i0, t.j0);
     for (int c = 0; c < t.nj; c++) {
         float* row = scores.row(c);
+        if (factor != nullptr) {
+            SIMD
+            for (int r = threadIdx.x; r < t.ni; r += blockDim.x) { row[r] += factor[r] * B(r, c); }
+            continue;
+        }
         SIMD
         for (int r = threadIdx.x; r < t.ni; r += blockDim.x) { row[r] += B(r, c); }
     }
@@ -118,7 +125,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         __syncthreads();
         // 2. logits
         t.hide(transposed(view(scores, nj, ni, TILE)));
-        add_bias(view(scores, nj, ni, TILE), bias, bh, t);
+        add_bias(view(scores, nj, ni, TILE), bias, bh, t, dims.factors(bh, i0));
         // 3. the largest one; what earlier tiles have summed was relative to the largest before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
@@ -183,22 +190,41 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
 }
 
 // P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse and
-// row_dot are those of the tile's queries. position/cope.cuh overloads it.
+// row_dot are those of the tile's queries, as is factor, or null. position/cope.cuh overloads it.
 template <class Bias, class Tile>
 __device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dlogit, const Bias& bias, int bh,
-                                     const Tile& t, const float* lse, const float* row_dot) {
+                                     const Tile& t, const float* lse, const float* row_dot, const float* factor) {
     const auto B = bias.tile(bh, t.i0, t.j0);
     for (int r = 0; r < t.ni; r++) {
         float* p = P.row(r);
         float* d = dlogit.row(r);
         const float lse_i = lse[r];
         const float row_dot_i = row_dot[r];
+        const float factor_i = factor == nullptr ? 1.0f : factor[r];
         SIMD
         for (int c = threadIdx.x; c < t.nj; c += blockDim.x) {
-            p[c] = fast_exp(p[c] + B(r, c) - lse_i);
+            p[c] = fast_exp(p[c] + factor_i * B(r, c) - lse_i);
             d[c] = p[c] * (d[c] - row_dot_i);
         }
     }
+}
+
+// dlogit (queries, keys) becomes the gradient of B, and the moments grow. Each thread handles some of the queries.
+template <class Bias, class Tile>
+__device__ inline void apply_factor(const Matrix<float>& dlogit, const Bias& bias, int bh, const Tile& t,
+                                    const AttentionDims& dims) {
+    const auto B = bias.tile(bh, t.i0, t.j0);
+    const float* factor = dims.factors(bh, t.i0);
+    float* moment = dims.moment + (size_t)bh * dims.stride + t.i0;
+    for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
+        float* d = dlogit.row(r);
+        const auto sum = sums_over<1>(0, t.nj, 1, [&](float* s, int c) {
+            d[c] *= factor[r];
+            s[0] += d[c] * B(r, c);
+        });
+        moment[r] += sum.x[0];
+    }
+    __syncthreads();
 }
 
 // One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
@@ -238,6 +264,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     row_dot += (size_t)bh * dims.T;
     lse += (size_t)bh * dims.T;
 
+
     // 1. row_dot
     for (int i = threadIdx.x; i < T; i += blockDim.x) { row_dot[i] = dot(o.row(i), d_o.row(i), HS); }
     for (size_t e = threadIdx.x; e < (size_t)T * width; e += blockDim.x) { dq[e] = 0.0f; }
@@ -262,7 +289,8 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             __syncthreads();
             // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
             t.hide(view(P, ni, nj, TILE));
-            take_gradient(view(P, ni, nj, TILE), view(dlogit, ni, nj, TILE), bias, bh, t, lse + i0, row_dot + i0);
+            take_gradient(view(P, ni, nj, TILE), view(dlogit, ni, nj, TILE), bias, bh, t, lse + i0, row_dot + i0,
+                          dims.factors(bh, i0));
             __syncthreads();
             // 4. dv += P^T dout,  dk += dlogit^T q,  dq += dlogit k
             const Matrix<float> P_T = transposed(view(P, ni, nj, TILE));
@@ -276,6 +304,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             block_matmul_add(dq_rows, view(dlogit, ni, nj, TILE), view(K_tile, nj, width), to_queries);
             __syncthreads();
             // 5. the bias functor's sums
+            if (dims.factor != nullptr) { apply_factor(view(dlogit, ni, nj, TILE), bias, bh, t, dims); }
             bias.backward(bh, i0, ni, j0, nj, dlogit, TILE);
         }
         // every query has been seen: dk and dv of this tile are complete
@@ -313,6 +342,7 @@ template <bool Causal, class Bias>
 void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                                  const float* lse, const Bias& bias, const AttentionDims& dims, int B, Stream stream) {
     float* row_dot = scratch + (size_t)B * dims.NH * dims.T * dims.padded_HS();
+    if (dims.factor != nullptr) { device_zero(dims.moment, sizeof(float) * B * dims.NH * dims.stride, stream); }
     const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, attention_backward_shared(dims), stream);
     launch(attention_backward_kernel<Causal, Bias>, grid, dqkv, scratch, row_dot, dout, qkv, out, lse, bias, dims);
 }

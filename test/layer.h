@@ -26,6 +26,8 @@ inline std::vector<std::string> encodings_of_models() {
     all.push_back("alibi+rope:clock=cable");
     all.push_back("ssmax+rope+cable");
     all.push_back("ssmax+cope:npos=5,none");
+    all.push_back("ssmax+alibi,ssmax+bam");
+    all.push_back("ssmax+kcable:weight=inside,ssmax+fire");
     all.push_back("sinusoidal+kerple+rope:theta=100,sinusoidal+t5_clip:K=9,layers=own");
 #endif
     return all;

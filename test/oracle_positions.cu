@@ -278,7 +278,7 @@ struct BamOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const R a = o.parameter("bam_a", (size_t)h), b = o.parameter("bam_b", (size_t)h);
         return each_pair(o, [&](int i, int j) {
-            return i == j ? R(0) : -std::exp(a) * std::pow((R)std::abs(i - j), b);
+            return -std::exp(a) * std::pow((R)std::abs(i - j) + R(1e-5), b);
         });
     }
 };

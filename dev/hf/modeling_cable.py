@@ -133,11 +133,11 @@ class Attention(EncodedAttention):
     def mix(self, x, q, k, v, hidden, rope_scaling):
         """attention of q, k, v (B,NH,T,HS), which the layer has made of x (B,T,C); hidden: the pairs that it lacks"""
         q, k = self.turn(x, q, k, rope_scaling)
-        if self.ssmax is not None:
-            q = self.ssmax(q, x.shape[1], hidden)
+        factor = 1 if self.ssmax is None else self.ssmax(x.shape[1], hidden, x.dtype)
+        q = q * factor
         scores, bias = (q @ k.transpose(-2, -1)) * self.scale, self.pair_bias(x)
         if bias is not None:
-            scores = scores + bias
+            scores = scores + factor * bias
         if self.name == "cope":
             scores = scores + self.cope(q, scores, hidden)
         scores = scores.masked_fill(hidden, float("-inf"))

@@ -17,11 +17,18 @@ inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
     return kind;
 }
 
-// The encoding whose bias has no form that the tensor-core kernels know, "" if all have one
+// The encoding whose bias the tensor-core kernels do not know, or not beside ssmax; "" if they know all
 inline std::string unknown_bias(const PositionConfig& position) {
     std::string name;
-    for (const EncodingConfig& c : position.parts) {
-        if (find_flash_bias(c) == FlashBias::Unknown) { name = c.name; }
+    for (const std::vector<int>& layer : position.pattern) {
+        bool scaled = false;
+        for (int part : layer) { scaled = scaled || (position_hooks(position.parts[(size_t)part]) & SCALES_Q) != 0; }
+        for (int part : layer) {
+            const EncodingConfig& c = position.parts[(size_t)part];
+            const FlashBias kind = find_flash_bias(c);
+            const bool inside = kind == FlashBias::LogDistance && !c.values.empty() && c.value("weight") == 1;
+            if (kind == FlashBias::Unknown || (scaled && !flash_takes_factor(kind, inside))) { name = c.name; }
+        }
     }
     return name;
 }
@@ -44,12 +51,8 @@ inline float tile_skip_tau(int T, TileSkip skip) {
 // A compile-time question: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
-inline bool uses_flash(const EncodingConfig& encoding, int HS) {
-    return flash_head_size(HS) && flash_exists(find_flash_bias(encoding));
-}
 inline bool uses_flash(const PositionConfig& position, int HS) {
-    const auto does = [&](const EncodingConfig& c) { return uses_flash(c, HS); };
-    return std::all_of(position.parts.begin(), position.parts.end(), does);
+    return flash_head_size(HS) && sizeof(floatX) == sizeof(bf16) && unknown_bias(position).empty();
 }
 
 // The arguments of both passes; the bias functor fills in its own arrays
@@ -66,6 +69,8 @@ template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims
     args.scale = dims.scale;
     args.kv_len = dims.kv_len;
     args.mask = dims.mask;
+    args.factor = dims.factor;
+    args.moment = dims.moment;
     return args;
 }
 
@@ -89,6 +94,7 @@ bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, 
     if constexpr (flash_exists(Kind)) {
         if (dims.t0 > 0 || !flash_head_size(dims.HS)) { return false; }
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        if (args.factor != nullptr && !flash_takes_factor(Kind, args.inside)) { return false; }
         args.out = (bf16*)out;
         args.lse = lse;
         choose_tiles<Causal, Kind>(args, scratch, skip, stream);
@@ -103,6 +109,7 @@ bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const flo
     if constexpr (flash_exists(Kind)) {
         if (!flash_head_size(dims.HS)) { return false; }
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        if (args.factor != nullptr && !flash_takes_factor(Kind, args.inside)) { return false; }
         args.out = (bf16*)out;
         args.lse = (float*)lse;
         args.dout = (const bf16*)dout;
@@ -126,7 +133,9 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
     return floats;
 }
 inline double chosen_share(const float* scratch, const PositionView& v, int T, Stream stream) {
-    if (!uses_flash(*v.config, v.HS)) { return 1.0; }
+    const FlashBias kind = find_flash_bias(*v.config);
+    const bool known = flash_exists(kind) && (v.factor == nullptr || flash_takes_factor(kind, false));
+    if (!known || !flash_head_size(v.HS)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));
     copy_to_host(span.data(), scratch, sizeof(FlashSpan) * span.size(), stream);
     return flash_live_share(span.data(), v.NH, T, v.causal);

@@ -1,7 +1,7 @@
 // attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for every
 // encoding.
 //
-//   logit_j = scale q.k_j + B_j     P = softmax_j(logit)     out = P v      for the query at t0, over the keys 0 .. t0
+//   logit_j = scale q.k_j + f B_j     P = softmax_j(logit)     out = P v     for the query at t0, over the keys 0 .. t0
 //   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). Split s
 //   leaves
 //     m_s = max logit_j,  l_s = sum e^(logit_j - m_s),  O_s = sum e^(logit_j - m_s) v_j
@@ -45,6 +45,7 @@ struct DecodeDims {
     bool exact = false;             // the window changes no bit
     int kept = 0;                   // the keys before this one, which begins a split, are forgotten
     AttentionMask mask = {};
+    const float* factor = nullptr;  // as in PositionView
 };
 
 // The number of splits of the keys 0 .. t0
@@ -201,6 +202,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const AttentionMask mask = dims.mask.of((size_t)(bh / dims.NH), dims.stride);
     const int begin = mask.begin(t0);                       // of the query's document
     q += (size_t)t0 * dims.OC;
+    const float factor = dims.factor == nullptr ? 1.0f : dims.factor[(size_t)bh * dims.stride + t0];       // of B
     partial += ((size_t)bh * (splits - first) + split - first) * (HS + 2);
 
     // the query, padded with zeros to whole pieces
@@ -212,7 +214,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     if (!outside && dims.key_max != nullptr && splits >= DECODE_WINDOW_SPLITS && split + 1 < splits) {
         const int last = forgotten ? nj : nj - 1;           // the first key that is kept is closer
         const int tile = last / DECODE_TILE * DECODE_TILE;
-        const float nearest = bias.tile(bh, t0, j0 + tile)(0, last - tile);        // the split's largest bias
+        const float nearest = factor * bias.tile(bh, t0, j0 + tile)(0, last - tile);       // the split's largest bias
         const float longest = dims.key_max[(size_t)bh * ceil_div(dims.stride, DECODE_SPLIT) + split];
         const float tau = 0.693147181f * (dims.exact ? 128.0f : flash_skip_tau(t0));
         outside = decode_outside_window(query, q + C, HS, longest, nearest, tau);
@@ -233,7 +235,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         const auto tile = bias.tile(bh, t0, j0 + c0);
         const int end = imin(DECODE_TILE, nj - c0);
         SIMD
-        for (int c = threadIdx.x; c < end; c += blockDim.x) { scores[c0 + c] += tile(0, c); }
+        for (int c = threadIdx.x; c < end; c += blockDim.x) { scores[c0 + c] += factor * tile(0, c); }
     }
     for (int c = threadIdx.x; c < nj && mask.exists(); c += blockDim.x) {
         if (mask.hides(t0, j0 + c, begin)) { scores[c] = -INFINITY; }
@@ -340,6 +342,7 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
         dims.scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
         dims.kept = imax(v.kept, 0);
         dims.mask = v.mask.within(v.stride);
+        dims.factor = v.factor;
         choose_window(dims, position);
         position.begin_decode(qkv, B, start, splits, dims.scale, stream);
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);

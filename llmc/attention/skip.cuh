@@ -2,10 +2,10 @@
 // found before attention runs, and then neither read nor computed.
 //
 // The bound is that of flash/skip.cuh, in natural units. With j the last key of tile n, all logits of query i in the
-// tiles 0 .. n are at most |scale q_i| max|k| + B_ij, and its largest logit is at least that of its own key, which has
-// no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their keys,
-// and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping tiles
-// with a bound".
+// tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij, and its largest logit is at least that of its own key, which
+// has no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their
+// keys, and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping
+// tiles with a bound".
 #pragma once
 
 #include "visits.cuh"
@@ -53,11 +53,13 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
             const floatX* own_key = k + (size_t)i * dims.OC;
             const float length = dims.scale * sqrtf(dot(row, row, HS));
             const float least = dims.scale * dot(row, own_key, HS) - tau;
+            const float* factor = dims.factors(bh, i);
             int low = imax(dims.kept, 0) / TILE;
             int probe = first - 1;                          // mostly nothing before `first` is needed
             while (low < first) {
                 const float B = bias.tile(bh, m * TILE, probe * TILE)(i - m * TILE, TILE - 1);
-                if (length * key_norm[probe] + B < least) { low = probe + 1; }
+                const float bound = length * key_norm[probe] + (factor == nullptr ? B : *factor * B);
+                if (bound < least) { low = probe + 1; }
                 else { first = probe; }
                 probe = (low + first) / 2;
             }

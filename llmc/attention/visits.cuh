@@ -24,7 +24,13 @@ struct AttentionDims {
     const int* first_key = nullptr;                         // from attention/skip.cuh; null: no tile is skipped
     int kept = -1;                                          // as in PositionView
     AttentionMask mask = {};
+    const float* factor = nullptr;                          // as in PositionView, as is moment
+    float* moment = nullptr;
 
+    // of the queries from i0 on; null: B has no factor
+    __device__ const float* factors(int bh, int i0) const {
+        return factor == nullptr ? nullptr : factor + (size_t)bh * stride + i0;
+    }
     __device__ int tokens(int b) const { return kv_len == nullptr ? t0 + T : clamp(kv_len[b], 0, t0 + T); }
     __host__ __device__ int C() const { return NH * HS; }
     __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
@@ -32,7 +38,8 @@ struct AttentionDims {
 
 inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
     const float scale = score_factor / sqrtf((float)v.HS);
-    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.kept, v.mask.within(t0 + T)};
+    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.kept, v.mask.within(t0 + T),
+            v.factor, v.moment};
 }
 
 // A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence

@@ -298,5 +298,12 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
         v.score_factor = factor;
         with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(stride); });
     }
+    PositionView &scale = all.views[0], &bias = all.views[(size_t)all.count - 1];
+    if ((position_hooks(*bias.config) & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) {
+        with_position(scale, [&](const auto& encoding) {
+            bias.factor = encoding.logit_factor();
+            bias.moment = scale.moment = encoding.logit_moment();
+        });
+    }
     return all;
 }

@@ -68,7 +68,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
             __syncthreads();
             // 2. weights; a thread or SIMD lane per query sums its entropy
             t.hide(transposed(view(P, nj, ni, TILE)));
-            add_bias(view(P, nj, ni, TILE), bias, bh, t);
+            add_bias(view(P, nj, ni, TILE), bias, bh, t, dims.factors(bh, i0));
             for (int r = threadIdx.x; r < ni; r += blockDim.x) {
                 entropy[r] = 0.0f;
                 largest[r] = 0.0f;

@@ -7,13 +7,15 @@
 #include "../engine/files/checkpoint.h"
 #include "generate.h"
 
-// out (T,T): B_ij for j <= i, 0 elsewhere.  One block a row.
-template <class Bias> __global__ void bias_matrix_kernel(float* out, Bias bias, int bh, int T) {
+// out (T,T): B_ij for j <= i, times the query's factor if there are factors, 0 elsewhere.  One block a row.
+template <class Bias>
+__global__ void bias_matrix_kernel(float* out, Bias bias, const float* factor, int bh, int T) {
     const int i = blockIdx.x;
+    const float factor_i = factor == nullptr ? 1.0f : factor[(size_t)bh * T + i];
     for (int j0 = 0; j0 < T; j0 += ATTENTION_TILE) {
         const auto tile = bias.tile(bh, i, j0);
         for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < T; c += blockDim.x) {
-            out[(size_t)i * T + j0 + c] = j0 + c <= i ? tile(0, c) : 0.0f;
+            out[(size_t)i * T + j0 + c] = j0 + c <= i ? factor_i * tile(0, c) : 0.0f;
         }
     }
 }
@@ -29,7 +31,7 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
         if constexpr (!decltype(position.bias())::counts_gates) {
             using Bias = std::decay_t<decltype(bias)>;
             float* out = (float*)device_malloc(sizeof(float) * T * T);
-            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, head, T);
+            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, view.factor, head, T);
             copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
             device_free(out);
         }
@@ -71,9 +73,9 @@ inline std::vector<float> mean_bias_matrix(const PositionView& view, int NH, int
 //   q, k (T,HS)   as attention reads them, after the encoding's prepare_forward; q times the scale of the scores
 //   window        of this layer, 0: none
 // and B, unless it is 0:
-//   S_offset (T), S_origin (ceil(T/128)), g (T), log, inside       cable and kcable, as in cable.cuh
+//   S_offset (T), S_origin (ceil(T/128)), g (T), log, inside       cable and kcable, as in cable.cuh, g times a factor
 //   by_distance (T)                                                B_ij at the distances i - j = 0 .. T-1
-//   rows (T,T)                                                     any other, as bias_matrix has it
+//   rows (T,T)                                                     any other, or with ssmax, as bias_matrix has it
 inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, int T, Stream stream) {
     Json j = Json::object();
     const auto numbers = [&](auto* device, size_t count) {
@@ -97,18 +99,24 @@ inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, in
             }
         }
         j = {{"q", q}, {"k", k}, {"window", view.mask.window}};
-        if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
-            FlashBiasArgs args = {};
-            bias.fill(args);
+        FlashBiasArgs args = {};
+        bias.fill(args);
+        if (args.S_offset != nullptr && (view.factor == nullptr || !args.inside)) {
             const size_t at = (size_t)head * T, chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
             j["S_offset"] = numbers(args.S_offset + at, (size_t)T);
             j["S_origin"] = numbers(args.S_origin + (size_t)head * chunks, chunks);
-            j["g"] = numbers(args.g + at, (size_t)T);
+            std::vector<float> g = numbers(args.g + at, (size_t)T);
+            if (view.factor != nullptr) {
+                const std::vector<float> factor = numbers(view.factor + at, (size_t)T);
+                for (size_t t = 0; t < g.size(); t++) { g[t] *= factor[t]; }
+            }
+            j["g"] = g;
             j["log"] = Bias::flash == FlashBias::LogDistance;
             j["inside"] = args.inside;
-        } else if constexpr (Bias::flash != FlashBias::None) {
+        } else if (Bias::flash != FlashBias::None) {
             const std::vector<float> matrix = bias_matrix(view, head, T, stream);
-            if (Bias::flash == FlashBias::Linear || Bias::flash == FlashBias::Toeplitz) {
+            const bool line = Bias::flash == FlashBias::Linear || Bias::flash == FlashBias::Toeplitz;
+            if (line && view.factor == nullptr) {
                 j["by_distance"] = std::vector<float>(matrix.rbegin(), matrix.rbegin() + T);    // of the last query
             } else {
                 j["rows"] = json_matrix(matrix, T);

@@ -70,7 +70,8 @@ struct CopeBias : BiasFunctor {
 // Overloads attention.cuh's. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0. The tiles of
 // a query come from its own key downwards. Each thread handles some of the queries.
 template <class Tile>
-__device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bias, int bh, const Tile& t) {
+__device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bias, int bh, const Tile& t,
+                                const float*) {
     const size_t first = (size_t)bh * bias.T + t.i0;
     double* count = bias.total + first;
     const float* z = bias.z + first * bias.npos;
@@ -90,7 +91,7 @@ __device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bia
 // thread handles some of the queries.
 template <class Tile>
 __device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dscore, const CopeBias& bias, int bh,
-                                     const Tile& t, const float* lse, const float* row_dot) {
+                                     const Tile& t, const float* lse, const float* row_dot, const float*) {
     const int npos = bias.npos;
     for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
         const size_t row = (size_t)bh * bias.T + t.i0 + r;

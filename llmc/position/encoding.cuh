@@ -34,6 +34,11 @@ enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unkn
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }
+// Those that the tensor-core kernels multiply by the factors of ssmax: the rest would need more sums in the backward
+__host__ __device__ constexpr bool flash_takes_factor(FlashBias Kind, bool inside) {
+    const bool weighted = Kind == FlashBias::Distance || (Kind == FlashBias::LogDistance && !inside);
+    return Kind == FlashBias::None || Kind == FlashBias::Toeplitz || weighted;
+}
 // of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
 __host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
 // The share of the tiles (causal: of the causal ones) that is computed. rows: tiles of queries, `tiles` of them in each
@@ -66,6 +71,8 @@ struct FlashBiasArgs {
     float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum
     float* dtable;                          // (B*NH,table_entries), overwritten
     double* sums;                           // Fire: (B*NH,FIRE_SLOTS,33,4); the first slots are overwritten
+    const float* factor;                    // (B*NH,stride), null: 1. B is multiplied by it; not Linear, not Fire
+    float* moment;                          // (B*NH,stride), as in PositionView; overwritten
 };
 
 // To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member
@@ -117,6 +124,8 @@ struct Encoding {
     NoBias bias() const { return {}; }
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
     static constexpr bool scales_queries = false;           // prepare_forward multiplies q by numbers and does no more
+    float* logit_factor() const { return nullptr; }         // these numbers; attention multiplies B by them
+    float* logit_moment() const { return nullptr; }         // as PositionView's moment
     static constexpr bool causal_only = false;              // it has no meaning for a key after the query
     static constexpr bool keeps_form = true;                // false: its B breaks what the form of its functor promises
 };

@@ -1,8 +1,10 @@
 // position/ssmax.cuh -- Scalable-Softmax (SSMax, Nakanishi 2025): logits that grow with the logarithm of the number of
 // keys, so that attention stays as sharp in a long text as in a short one.
 //
-//   q'_i = s_h log(n_i) q_i     n_i: how many keys query i sees     softmax of s_h log(n_i) z_ij: n_i^(s_h z_ij) / sum
-//   backward: dq_i = s_h log(n_i) dq'_i     ds_h += sum_i log(n_i) dq'_i.q_i = sum_i dq'_i.q'_i / s_h
+//   f_i = s_h log(n_i)     n_i: how many keys query i sees     softmax of f_i z_ij: n_i^(s_h z_ij) / sum
+//   z is the whole argument of the softmax, with the bias of an encoding beside it: q'_i = f_i q_i here, and attention
+//   multiplies B_ij by f_i. cope's B is a product with q', and its gates take the score of q'.
+//   backward: dq_i = f_i dq'_i     ds_h += sum_i (dq'_i.q'_i + sum_j B_ij dB_ij) / s_h
 //
 // s (NH), one for each layer, starts where s log n is 1 on average over the trained length. An update keeps it at 0.001
 // or more, because only q' is kept. A causal query sees one key more than the query before it, within its document and
@@ -46,8 +48,8 @@ __device__ inline void ssmax_log_counts(float* log_n, const SSMaxKeys& keys, con
 }
 
 template <int P>
-static __global__ void ssmax_forward_kernel(floatX* qkv, const float* s, SSMaxKeys keys, int T, Start start, int NH,
-                                            int HS, int OC) {
+static __global__ void ssmax_forward_kernel(floatX* qkv, float* factors, const float* s, SSMaxKeys keys, int T,
+                                            Start start, int NH, int HS, int OC) {
     float* log_n = dynamic_shared();
     const HeadWalk walk(T, HS / P);
     const int t0 = start.position();
@@ -57,6 +59,7 @@ static __global__ void ssmax_forward_kernel(floatX* qkv, const float* s, SSMaxKe
         const int h = r % NH;
         floatX* q = qkv + (walk.b * keys.stride + t0 + walk.t + i) * OC + (size_t)h * HS;
         const float factor = s[h] * log_n[i];
+        if (walk.lane == 0) { factors[(walk.b * NH + h) * keys.stride + t0 + walk.t + i] = factor; }
         for (int d = walk.lane * P; d < HS; d += walk.lanes * P) {
             Pack<P> x = load_pack<P>(q + d);
             UNROLL
@@ -98,11 +101,15 @@ static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const fl
     sum_lanes(parts, walk, NH, [&](int i, int h, float dot) { dots[h * N + row0 + i] = dot; });
 }
 
-// One block per head, the only one that adds to ds_h. dots (NH,N)
-static __global__ void ssmax_gradient_kernel(float* ds, const float* dots, const float* s, size_t N) {
-    const int h = blockIdx.x;
+// One block per head, the only one that adds to ds_h. dots (NH,N); moments (B,NH,T), or null: no bias is beside it
+static __global__ void ssmax_gradient_kernel(float* ds, const float* dots, const float* moments, const float* s,
+                                             size_t N, int T) {
+    const size_t h = blockIdx.x;
     double sum = 0.0;
-    for (size_t row = threadIdx.x; row < N; row += blockDim.x) { sum += (double)dots[h * N + row]; }
+    for (size_t row = threadIdx.x; row < N; row += blockDim.x) {
+        sum += (double)dots[h * N + row];
+        if (moments != nullptr) { sum += (double)moments[(row / T * gridDim.x + h) * T + row % T]; }
+    }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { ds[h] += (float)(sum / (double)s[h]); }
 }
@@ -112,6 +119,7 @@ struct SSMax : Encoding {
     static constexpr bool scales_queries = true;
     Parameter s;                                            // (NH)
     float* dots = nullptr;                                  // (NH,B T): dq'.q' of each query
+    float *factors = nullptr, *moments = nullptr;           // (B,NH,T): f, and what attention leaves
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
@@ -129,12 +137,16 @@ struct SSMax : Encoding {
         const float start = start_of(t.run->T_train, t.causal);
         t.param(s, "ssmax", "ssmax.s", Per::Layer, (size_t)t.NH, 0, {constant(start), false, 1e-3f});
         t.scratch(dots, "ssmax_dots", (size_t)t.NH, (size_t)t.B * t.stride);
+        t.cached(factors, "ssmax_factor", Per::Layer, (size_t)t.B * t.NH, (size_t)t.stride);
+        t.scratch(moments, "ssmax_moment", (size_t)t.B * t.NH, (size_t)t.stride);
     }
+    float* logit_factor() const { return factors; }
+    float* logit_moment() const { return moments; }
     SSMaxKeys keys() const { return {v.mask, v.kv_len, v.stride, v.causal}; }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         with_pack((size_t)v.HS, [&](auto P) {
-            launch(ssmax_forward_kernel<P>, head_grid(B, T, HEAD_TOKENS, stream), qkv, s.value, keys(), T, start, v.NH,
-                   v.HS, v.OC);
+            launch(ssmax_forward_kernel<P>, head_grid(B, T, HEAD_TOKENS, stream), qkv, factors, s.value, keys(), T,
+                   start, v.NH, v.HS, v.OC);
         });
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
@@ -143,6 +155,6 @@ struct SSMax : Encoding {
             launch(ssmax_backward_kernel<P>, head_grid(B, T, HEAD_TOKENS + parts, stream), dqkv, dots, qkv, s.value,
                    keys(), N, T, v.NH, v.HS, v.OC);
         });
-        launch(ssmax_gradient_kernel, Grid((size_t)v.NH, 1024, 0, stream), s.grad, dots, s.value, N);
+        launch(ssmax_gradient_kernel, Grid((size_t)v.NH, 1024, 0, stream), s.grad, dots, v.moment, s.value, N, T);
     }
 };

@@ -48,7 +48,7 @@
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \
     X(kerple_power, KerplePower,  "-r1 |i-j|^r2") \
-    X(bam,          Bam,          "-e^a_h |i-j|^b_h, a and b learned, b from -1 to 2") \
+    X(bam,          Bam,          "-e^a_h (|i-j| + 1e-5)^b_h, a and b learned, b from -1 to 2") \
     X(sandwich,     Sandwich,     "(pe_i.pe_j - d/2) NH/8h, h = 1 .. NH, of sines and cosines pe of width d") \
     X(cope,         Cope,         "q_i.e[p_ij]: p_ij counts the keys from j to i by sigmoid(q_i.k_t); causal only") \
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \

@@ -34,6 +34,9 @@ struct PositionView : PositionShape {
     int OC = 0;                                     // from a row of qkv to the next
     AttentionMask mask;                             // the run's, with this batch's documents
     float score_factor = 1.0f;                      // of the other encodings of this layer
+    // (B,NH,stride), null without: the factor of each query's logits, which q already has (ssmax.cuh), and what the
+    // backward of attention leaves for its gradient, the sum over a row of B_ij dB_ij
+    float *factor = nullptr, *moment = nullptr;
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
     int kept = -1;                                  // first key of a text that is not forgotten (lab/pieces.h)
     const TensorTable *params = nullptr, *acts = nullptr;

@@ -14,6 +14,9 @@
 
 // T tokens at a capacity of `stride`
 struct Layer : AttentionLayer {
+    std::vector<float> factors;                             // (B,NH,T) or empty
+    std::unique_ptr<Array<float>> device_factors, moments;
+
     Layer(const std::string& pos, LayerShape s, bool causal, Random& random, int stride = 0, int T_train = 0)
         : AttentionLayer(pos, s, causal, stride > 0 ? stride : s.T,
                          T_train > 0 ? T_train : imax(stride, s.T)) {
@@ -83,6 +86,24 @@ struct Layer : AttentionLayer {
         return x;
     }
 
+    // As beside ssmax, whose q attention would get: factors that multiply the bias, 0 for a query that sees one key
+    void draw_factors(Random& random) {
+        for (int e = 0; e < s.B * s.NH * s.T; e++) {
+            factors.push_back(seen(e / s.T / s.NH, e % s.T, s.T) == 1 ? 0.0f : (float)random.uniform(0.3, 2));
+        }
+        device_factors.reset(new Array<float>(factors));
+        moments.reset(new Array<float>(factors.size()));
+        view.factor = *device_factors;
+        view.moment = *moments;
+    }
+    // x (tokens,tokens) of a head, row by row times its factor
+    template <class R> std::vector<R> times_factor(std::vector<R> x, int b, int h, int tokens) const {
+        for (size_t e = 0; e < x.size() && !factors.empty(); e++) {
+            x[e] *= R(factors[((size_t)b * s.NH + h) * s.T + e / (size_t)tokens]);
+        }
+        return x;
+    }
+
     template <bool Causal> void forward(float* out, float* lse, float* qkv, int t0, int n) const {
         with_position(view, [&](auto position) { position.prepare_forward(qkv, s.B, n, t0, Stream(0)); });
         attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
@@ -109,6 +130,8 @@ struct Layer : AttentionLayer {
 struct LayerOracle {
     std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
     std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;
+    std::vector<double> moments;                            // (B,NH): the sums of dB_ij B_ij, and of their magnitudes
+    std::vector<double> moment_sizes;
 
     LayerOracle(Layer& l, const std::vector<float>& qkv, const std::vector<float>& dout, bool with_gradients = true) {
         const size_t B = (size_t)l.s.B, T = (size_t)l.s.T;
@@ -140,13 +163,16 @@ private:
             for (size_t d = 0; d < HS; d++) { dy.push_back(dout[((size_t)b * l.s.T + t) * C + h * HS + d]); }
         }
         const double scale = oracle_score_factor(o) / std::sqrt((double)HS);
-        const std::vector<double> bias = l.hidden(l.bias(o, qkv, b, h), b, o.T);
+        const std::vector<double> bias = l.hidden(l.times_factor(l.bias(o, qkv, b, h), b, h, o.T), b, o.T);
         HeadOracle<double> want(q, k, v, bias, dy, scale, T, HS, l.causal);
-        const std::vector<float> f32_bias = l.hidden(l.float_bias(o, qkv, b, h), b, o.T);
+        const std::vector<float> f32_bias = l.hidden(l.times_factor(l.float_bias(o, qkv, b, h), b, h, o.T), b, o.T);
         HeadOracle<float> plain(as<float>(q), as<float>(k), as<float>(v), f32_bias, as<float>(dy), (float)scale,
                                       T, HS, l.causal);
         if (find_oracle(o.name).reads_scores) { through_scores(l, o, qkv, want, plain, b, h); }
         store(l, o, want, plain, b, h);
+        sum_moments(l, o, want.dbias, bias);
+        want.dbias = l.times_factor(want.dbias, b, h, o.T);        // from here on of B
+        plain.dbias = l.times_factor(plain.dbias, b, h, o.T);
         if (with_gradients) { through_queries(l, o, qkv, want, plain, b, h); }
         if (with_gradients && !find_oracle(o.name).has_bias) { through_rotation(l, o, qkv, want, plain, b, h); }
         if (!with_gradients || !find_oracle(o.name).has_bias) { return; }
@@ -163,6 +189,16 @@ private:
             const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
             const size_t at = ((size_t)b * l.s.T + t) * l.OC + 3 * C + c;
             through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at]);
+        }
+    }
+    void sum_moments(const Layer& l, const OracleLayer<double>& o, const std::vector<double>& dbias,
+                     const std::vector<double>& bias) {
+        moments.push_back(0);
+        moment_sizes.push_back(0);
+        for (size_t e = 0; e < bias.size() && !l.factors.empty(); e++) {
+            const bool seen = !std::isinf(bias[e]) && (!l.causal || e % (size_t)o.T <= e / (size_t)o.T);
+            moments.back() += seen ? dbias[e] * bias[e] : 0;
+            moment_sizes.back() += seen ? std::fabs(dbias[e] * bias[e]) : 0;
         }
     }
     // += what goes through cope's gates and positions, and the gradient of its embeddings

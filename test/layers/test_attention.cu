@@ -1,5 +1,7 @@
 // test_attention.cu -- attention with every encoding, in both directions, against the dense oracle of
 // attention_oracle.h.
+#include <numeric>
+
 #include "test/layers/attention_layer.h"
 
 namespace {
@@ -66,6 +68,12 @@ void check_layer(Layer& l, const std::vector<float>& qkv, const std::vector<floa
     check_padding(l, out.host(), got_lse, got);
     check_result("lse", got_lse, o.lse, o.plain_lse, 1.0);
     check_dqkv(l, o, got, scale);
+    for (size_t bh = 0; bh < o.moments.size() && !l.factors.empty(); bh++) {
+        const std::vector<float> rows = l.moments->host();
+        const double sum = std::accumulate(rows.begin() + (long)bh * s.T, rows.begin() + (long)(bh + 1) * s.T, 0.0);
+        INFO("moment " << sum << ", expected " << o.moments[bh] << " of terms that add up to " << o.moment_sizes[bh]);
+        CHECK(std::fabs(sum - o.moments[bh]) <= 1e-5 * o.moment_sizes[bh] * logits);
+    }
     const std::vector<float> grads = l.grads->host();
     for (size_t p = 0; p < l.tables.params.size(); p++) {
         const size_t first = l.params.offsets[p], n = l.params.specs[p].size();
@@ -233,6 +241,26 @@ TEST_CASE("attention: kcable at its extremes", "[attention]") {
                 if (l.tables.extra_columns > 1) { row[3 * l.C + 1] = 100.0f * (float)random.uniform(0, 1); }
             }
             check_layer(l, qkv, l.draw_dout(random));
+        }
+    }
+}
+
+// What is left of ssmax in attention; q is any. The gradient of its s: test_gpt2_differences.cu
+TEST_CASE("attention: every bias times a factor of each query", "[attention][encodings][race]") {
+    Random random;
+    INFO(random);
+    for (const std::string& name : encodings_and_forms()) {
+        if (!find_oracle(name).has_bias || find_oracle(name).reads_scores) { continue; }
+        for (bool causal : directions(name)) {
+            const int many = find_oracle(name).slow ? 35 : 70;
+            for (const LayerShape& s : {LayerShape{2, 5, 3, 4}, LayerShape{2, many, 1, 8}}) {
+                INFO(layer_text(name, s, causal, {}));
+                Layer l(name, s, causal, random);
+                l.set_lengths({s.T, s.T - 2});
+                l.draw_factors(random);
+                const std::vector<float> qkv = l.draw_qkv(random);
+                check_layer(l, qkv, l.draw_dout(random));
+            }
         }
     }
 }

@@ -246,7 +246,7 @@ def bias_in_loops(model, layer, idx):
                     B[h, i, j] = -attention.kerple.r1[h] * abs(d) ** attention.kerple.r2[h].item()
                 elif name == "bam":
                     bam = attention.bam
-                    B[h, i, j] = -math.exp(bam.scale[h]) * abs(d) ** bam.shape[h].item() if d != 0 else 0.0
+                    B[h, i, j] = -math.exp(bam.scale[h]) * (abs(d) + 1e-5) ** bam.shape[h].item()
                 elif name == "fire":
                     B[h, i, j] = fire(weights, h, i, j)
     return B

@@ -38,8 +38,10 @@ struct Layer {
     std::unique_ptr<DeviceArray<float>> master, grads, act_data;
     std::unique_ptr<DeviceArray<floatX>> qkv, dout;
     PositionView view;
+    std::vector<float> factors;                             // (NH,T) or empty: ssmax's, of the bias
+    DeviceArray<float> device_factors{(size_t)NH * T}, moments{(size_t)NH * T};
 
-    Layer(const std::string& name, bool causal) : causal(causal), config(parse_position(name, T)) {
+    Layer(const std::string& name, bool causal, bool scaled = false) : causal(causal), config(parse_position(name, T)) {
         tables = position_tables(config, {1, NH, HS, B, T, causal});
         OC = round_up(3 * C + tables.extra_columns, 8);
         for (const TensorSpec& p : tables.params) { params.add(p); }
@@ -59,6 +61,18 @@ struct Layer {
         view.grads = grads->p;
         view.act_data = act_data->p;
         describe();
+        for (int e = 0; e < NH * T && scaled; e++) {
+            factors.push_back(causal && e % T == 0 ? 0.0f : 0.25f + 0.25f * (float)(e % 5));     // 0: it sees one key
+        }
+        if (!scaled) { return; }
+        device_factors.set(factors);
+        view.factor = device_factors.p;
+        view.moment = moments.p;
+    }
+    // x (T,T) of head h, row by row times its factor
+    std::vector<double> times_factor(std::vector<double> x, int h) const {
+        for (size_t e = 0; e < x.size() && !factors.empty(); e++) { x[e] *= factors[(size_t)h * T + e / T]; }
+        return x;
     }
 
     // normal, or inside the bounds that an update keeps
@@ -197,6 +211,21 @@ static Deviation of_columns(OracleLayer<double>& o, const std::vector<float>& dq
     return {"the columns' gradient", worst / largest, BF16 / 2};
 }
 
+// The moments of head h: their sum is that of dB_ij B_ij
+static Deviation of_moments(const Layer& layer, int h, const std::vector<double>& dlogit,
+                            const std::vector<double>& logit) {
+    const std::vector<float> moments = layer.moments.host();
+    double got = 0, want = 0;
+    double size = 0;
+    for (int t = 0; t < T; t++) { got += moments[(size_t)h * T + t]; }
+    for (size_t e = 0; e < logit.size(); e++) {
+        if (layer.causal && e % T > e / T) { continue; }
+        want += dlogit[e] * logit[e];
+        size += std::fabs(dlogit[e] * logit[e]);
+    }
+    return {"the sum of the moments", std::fabs(got - want) / size, BF16 / 2};
+}
+
 static std::vector<Deviation> deviations(Layer& layer) {
     std::vector<float> out, dqkv;
     const std::vector<float> unturned = to_float(layer.qkv->host());
@@ -213,9 +242,10 @@ static std::vector<Deviation> deviations(Layer& layer) {
         const std::vector<double> v = part(x, layer.OC, 2 * C + h * HS);
         const CopeHead<double> cope = cope_of(o, q, k, scale);
         const bool reads_scores = find_oracle(o.name).reads_scores;
-        HeadOracle<double> want(q, k, v, reads_scores ? cope.bias : oracle_bias(o, h), part(dy, C, h * HS), scale, T,
-                                HS, layer.causal);
-        dB.push_back(want.dbias);
+        const std::vector<double> bias = layer.times_factor(reads_scores ? cope.bias : oracle_bias(o, h), h);
+        HeadOracle<double> want(q, k, v, bias, part(dy, C, h * HS), scale, T, HS, layer.causal);
+        dB.push_back(layer.times_factor(want.dbias, h));
+        if (!layer.factors.empty()) { found.push_back(of_moments(layer, h, want.dbias, bias)); }
         dqk[(size_t)h] = want.dq;
         dqk[(size_t)(NH + h)] = want.dk;
         if (reads_scores) { add_cope(cope, want, de, sizes); }
@@ -265,16 +295,18 @@ KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
     for (const PositionRow& row : position_rows) { names.push_back(row.name); }
     for (const char* name : names) {
         double worst = 0;
-        for (bool causal : {true, false}) {
-            bool skip = false;
+        for (int form = 0; form < 4; form++) {
+            const bool causal = form % 2 == 0, scaled = form >= 2;
+            bool skip = scaled && (!find_oracle(name).has_bias || find_oracle(name).reads_scores);
             with_position_type(parse_position(name, T).parts[0], [&](auto type) {
-                skip = !causal && decltype(type)::type::causal_only;
+                skip = skip || (!causal && decltype(type)::type::causal_only);
             });
             if (skip) { continue; }
-            Layer layer(name, causal);
+            Layer layer(name, causal, scaled);
             for (const Deviation& d : deviations(layer)) {
-                EXPECT(d.value <= d.tolerance, "%s, %s: %s is off by %.2g, expected at most %.2g", name,
-                       causal ? "causal" : "bidirectional", d.what, d.value, d.tolerance);
+                const char* direction = causal ? "causal" : "bidirectional";
+                EXPECT(d.value <= d.tolerance, "%s%s, %s: %s is off by %.2g, expected at most %.2g", name,
+                       scaled ? " with factors" : "", direction, d.what, d.value, d.tolerance);
                 worst = std::max(worst, d.value / d.tolerance);
             }
         }

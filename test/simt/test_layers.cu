@@ -587,6 +587,11 @@ static void check_ssmax(int HS, bool causal) {
     DeviceArray<float> s(std::vector<float>{0.3f, 0.5f, 0.7f}), ds(normals(x.NH, 1)), dots((size_t)x.NH * N);
     ssmax.s = {s.p, ds.p};
     ssmax.dots = dots.p;
+    DeviceArray<float> factors((size_t)x.NH * N), moments(normals((size_t)x.NH * N, 4));
+    ssmax.factors = factors.p;
+    ssmax.v.moment = moments.p;
+    const std::vector<float> left = moments.host();
+    Doubles factor_of(left.size());                         // (B,NH,T)
     DeviceArray<floatX> qkv(inputs((size_t)N * x.OC, 2)), dqkv(inputs((size_t)N * x.OC, 3));
     const Doubles scaled = doubles(qkv);
     const std::vector<float> size = s.host();
@@ -597,7 +602,9 @@ static void check_ssmax(int HS, bool causal) {
         const int seen = causal ? t + 1 : lengths[(size_t)b];
         for (int h = 0; h < x.NH; h++) {
             const double factor = t < lengths[(size_t)b] ? size[(size_t)h] * std::log((double)seen) : 0;
-            const size_t first = x.at(b, x.T, t, h);
+            const size_t first = x.at(b, x.T, t, h), at = (size_t)(b * x.NH + h) * x.T + t;
+            factor_of[at] = factor;
+            sum[(size_t)h] += left[at] / size[(size_t)h];
             for (size_t e = first; e < first + HS; e++) {
                 if (factor > 0) { sum[(size_t)h] += dq[e] * scaled[e] / size[(size_t)h]; }
                 q[e] *= factor;
@@ -610,8 +617,9 @@ static void check_ssmax(int HS, bool causal) {
     EXPECT_CLOSE(ds.host(), sum, EXACT);
     ssmax.prepare_forward(qkv.p, x.B, x.T, 0, stream);
     EXPECT_CLOSE(qkv.host(), q, ROUNDED);
+    EXPECT_CLOSE(factors.host(), factor_of, EXACT);
 }
-KERNEL_TEST("ssmax: q and its gradient times s log n, and the gradient of s") {
+KERNEL_TEST("ssmax: q and its gradient times s log n, the factors and the gradient of s") {
     for (int HS : {20, 64, 80}) { for (bool causal : {true, false}) { check_ssmax(HS, causal); } }
 }
 

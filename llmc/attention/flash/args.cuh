@@ -33,6 +33,9 @@ struct FlashArgs : FlashBiasArgs {
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
     // read by the masked kernels, which run if it is not empty
     AttentionMask mask;
+
+    // of query i of a (batch, head): the factor of its bias
+    __device__ float factor_of(size_t bh, int i) const { return factor == nullptr ? 1.0f : factor[bh * stride + i]; }
 };
 
 // Which sequence and head a block works on, and its turn among the `turns` blocks of that head, the longest first.

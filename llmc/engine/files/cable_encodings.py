@@ -225,7 +225,7 @@ class Grape(nn.Module):
 
 
 class SSMax(nn.Module):
-    """q times s log n, n the number of keys that it sees"""
+    """the factor of a query's logits, s log n, n the number of keys that it sees"""
     def __init__(self, config):
         super().__init__()
         T = config.n_positions
@@ -237,12 +237,12 @@ class SSMax(nn.Module):
         """to be called after every update"""
         self.s.clamp_(min=1e-3)
 
-    def forward(self, q, keys, hidden):
-        """q (B,NH,rows,HS); keys: their number; hidden: the keys that each row does not see, or None"""
+    def forward(self, keys, hidden, dtype):
+        """(NH,1,1) or (B or 1,NH,rows,1); keys: their number; hidden: the keys that each row does not see, or None"""
         if hidden is None:
-            return q * self.s[:, None, None] * math.log(keys)
+            return self.s[:, None, None] * math.log(keys)
         n = (~hidden).sum(-1).clamp(min=1)[..., None]       # a row of padding may see none
-        return q * self.s[:, None, None] * torch.log(n.to(q.dtype))
+        return self.s[:, None, None] * torch.log(n.to(dtype))
 
 
 class Cope(nn.Module):
@@ -295,8 +295,7 @@ class Bam(nn.Module):
 
     def forward(self, d):
         alpha, beta = self.scale[:, None, None], self.shape[:, None, None]
-        d = d.abs().to(alpha.dtype)[:, None]
-        return -torch.exp(alpha + beta * torch.log(d.clamp(min=1))) * d.clamp(max=1)
+        return -torch.exp(alpha) * (d.abs().to(alpha.dtype)[:, None] + 1e-5) ** beta
 
 
 class Alibi(nn.Module):

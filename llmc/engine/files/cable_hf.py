@@ -170,14 +170,14 @@ class CableAttention(EncodedAttention):
     def rows(self, q, k, v, row, column, S_row, S_col, g, t5, hidden):
         """the output of some queries; hidden (B or 1,1,rows,columns): keys that they do not see"""
         dtype = torch.promote_types(q.dtype, torch.float32)
-        if self.ssmax is not None:
-            q = self.ssmax(q.to(dtype), k.shape[2], hidden)
-        scores = (q.to(dtype) @ k.to(dtype).transpose(-2, -1)) * self.scale
+        factor = 1 if self.ssmax is None else self.ssmax(k.shape[2], hidden, dtype)
+        q = q.to(dtype) * factor
+        scores = (q @ k.to(dtype).transpose(-2, -1)) * self.scale
         bias = self.bias(row, column, S_row, S_col, g, t5, dtype)
         if bias is not None:
-            scores = scores + bias.to(dtype)
+            scores = scores + factor * bias.to(dtype)
         if self.name == "cope":
-            scores = scores + self.cope(q.to(dtype), scores, hidden)
+            scores = scores + self.cope(q, scores, hidden)
         if hidden is not None:                      # not -inf: a row of padding may see no key at all
             scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
         return (F.softmax(scores, dim=-1) @ v.to(dtype)).to(v.dtype)
