@@ -264,7 +264,6 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     row_dot += (size_t)bh * dims.T;
     lse += (size_t)bh * dims.T;
 
-
     // 1. row_dot
     for (int i = threadIdx.x; i < T; i += blockDim.x) { row_dot[i] = dot(o.row(i), d_o.row(i), HS); }
     for (size_t e = threadIdx.x; e < (size_t)T * width; e += blockDim.x) { dq[e] = 0.0f; }

@@ -120,8 +120,19 @@ def check_encoding(config, path):
             config["rope_scaling"] = code["renamed"](config["rope_scaling"])
         position = code["check_position"](config["position"], config.get("rope_scaling"))
         code["check_base"](config.get("rope_theta"), position)
+        check_version(config, position)
     except (ValueError, TypeError, KeyError, AttributeError) as e:      # the values may be of any type
         raise BadInput(f"{path}: {str(e).replace('config.json: ', '')}") from None
+
+
+def check_version(config, position):
+    """raises ValueError if the model was trained with another formula of its encodings, as run/config.h decides"""
+    layers = position["layers"] if position["name"] == "layers" else [[position]]
+    others = {"none", "rope", "learned", "sinusoidal", "ssmax", "cope"}     # without a bias
+    for layer in layers:
+        names = {encoding["name"] for encoding in layer}
+        if config.get("encoding_version") != 2 and ("bam" in names or ("ssmax" in names and names - others)):
+            raise ValueError("encoding_version: expected 2: this model was trained with an earlier formula")
 
 
 def write_json(path, value):

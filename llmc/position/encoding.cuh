@@ -34,10 +34,10 @@ enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unkn
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }
-// Those that the tensor-core kernels multiply by the factors of ssmax: the rest would need more sums in the backward
+// Those that the tensor-core kernels multiply by the factors of ssmax, as part of CABLE's g: the rest would need more
+// sums in the backward, or a product for each pair
 __host__ __device__ constexpr bool flash_takes_factor(FlashBias Kind, bool inside) {
-    const bool weighted = Kind == FlashBias::Distance || (Kind == FlashBias::LogDistance && !inside);
-    return Kind == FlashBias::None || Kind == FlashBias::Toeplitz || weighted;
+    return Kind == FlashBias::None || Kind == FlashBias::Distance || (Kind == FlashBias::LogDistance && !inside);
 }
 // of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
 __host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
@@ -71,7 +71,7 @@ struct FlashBiasArgs {
     float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum
     float* dtable;                          // (B*NH,table_entries), overwritten
     double* sums;                           // Fire: (B*NH,FIRE_SLOTS,33,4); the first slots are overwritten
-    const float* factor;                    // (B*NH,stride), null: 1. B is multiplied by it; not Linear, not Fire
+    const float* factor;                    // (B*NH,stride), null: 1. B is multiplied by it; Distance, LogDistance
     float* moment;                          // (B*NH,stride), as in PositionView; overwritten
 };
 

@@ -25,19 +25,6 @@
 #include "dkdv.cuh"
 #include "dq.cuh"
 
-// Toeplitz: the moments of a head, one block for each: only their sum counts, that of dB_d B_d over its table
-static __global__ void flash_backward_moment_kernel(FlashArgs args) {
-    const size_t bh = blockIdx.x;
-    const float* table = args.table + bh % args.NH * args.table_entries;
-    const float* dtable = args.dtable + bh * args.table_entries;
-    double sum = 0.0;
-    for (int n = threadIdx.x; n < args.table_entries; n += blockDim.x) { sum += (double)dtable[n] * (double)table[n]; }
-    sum = block_sum(sum);
-    for (int i = threadIdx.x; i < args.T; i += blockDim.x) {
-        args.moment[bh * args.stride + i] = i == 0 ? (float)sum : 0.0f;
-    }
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // launchers
 
@@ -89,7 +76,6 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
         const Grid columns(table_blocks, FLASH_THREADS, 0, stream);
         launch(flash_backward_table_kernel<Causal, Masked>, columns, args, slabs);
     }
-    if (args.moment != nullptr) { launch(flash_backward_moment_kernel, Grid(BNH, FLASH_THREADS, 0, stream), args); }
 }
 
 // Overwrites the q, k and v columns of dqkv; dS and dg (B*NH,stride) at 0 .. T-1, as CableBias::backward leaves them,

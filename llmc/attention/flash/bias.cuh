@@ -87,7 +87,7 @@ __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, Flash
             } else if (Kind == FlashBias::LogDistance) {
                 score = -rows.slope[own] * flash_log(rows.inner[own] * (rows.from_ref[own] - key));
             } else if (Kind == FlashBias::Toeplitz) {
-                score = rows.slope[own] * table[own][e % 2];
+                score = table[own][e % 2];
             } else if (Kind == FlashBias::Fire) {
                 score = f[e];
             }

@@ -92,7 +92,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
                 key[1] = flash_table(args, owner.block.h, i + 1, j);
             }
             const int n8 = pair_column(e);
-            FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side);
+            FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side, 1.0f / args.scale);
         }
     }
     // P holds scores and becomes probabilities, dlogit holds dP and becomes P (dP - row_dot): of the queries of tile m

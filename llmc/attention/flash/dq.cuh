@@ -203,7 +203,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             }
             const int n8 = pair_column(e);
             const FlashQuery query[2] = {queries[r], queries[r]};
-            FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side);
+            FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side, 1.0f / args.scale);
         }
     }
     // P holds scores, dlogit holds dP - row_dot and becomes P (dP - row_dot): of the keys of tile n from c0 on. Their
@@ -244,9 +244,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                 }
                 dlogit_pair[k] = pair.dlogit[k];
             }
-            if (Kind == FlashBias::Toeplitz) {
-                diagonals.put(r, c, query.place * pair.dlogit[0], query.place * pair.dlogit[1]);
-            }
+            if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
         }
     }
     // The pairs of the owned queries and the keys of tile n. Edge: the tile is on the diagonal or has hidden pairs

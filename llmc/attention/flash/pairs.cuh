@@ -15,10 +15,9 @@
 struct alignas(16) FlashQuery {
     float start;        // -lse / scale. Distance, but for keys of the own tile: and what of B is the same for all keys
     float minus_dot;    // -row_dot
-    float weight;       // of its distances. Linear: slope / scale.  Distance: g / scale.  LogDistance: g.
-                        // Both times the query's factor, and Toeplitz: this factor / scale.  Fire: 1/norm
-    float place;        // S, counted from what its FlashQueries say. Linear: the position.  Toeplitz: its factor.
-                        // Fire: the norm's derivative
+    float weight;       // of its distances. Linear: slope / scale.  Distance: g / scale.  LogDistance: g.  Fire: 1/norm
+                        // g is times the query's factor
+    float place;        // S, counted from what its FlashQueries say. Linear: the position.  Fire: the norm's derivative
 };
 
 // The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last,
@@ -66,9 +65,9 @@ template <FlashBias Kind> struct FlashPair {
     // What the products of the pair start from, so that the tensor cores are busy meanwhile: q.k from B - lse, over
     // scale, but for LogDistance's B, whose parts the gradient needs, and Fire's, which is in the scores already; dP
     // from -row_dot.  key: the keys' places, counted from what their queries' are; Toeplitz: entries of the table.
-    // side: flash_side
+    // side: flash_side.  unit: 1 / scale
     __device__ static void start(float* scores, float* dP, const FlashQuery (&query)[2], const float (&key)[2],
-                                 float side) {
+                                 float side, float unit) {
         UNROLL
         for (int k = 0; k < 2; k++) {
             dP[k] = query[k].minus_dot;
@@ -78,7 +77,7 @@ template <FlashBias Kind> struct FlashPair {
             } else if (Kind == FlashBias::Distance) {
                 scores[k] += side * query[k].weight * key[k];
             }
-            if (Kind == FlashBias::Toeplitz) { scores[k] += query[k].weight * key[k]; }
+            if (Kind == FlashBias::Toeplitz) { scores[k] += unit * key[k]; }
         }
     }
     // scores, dP: the products.  inside: LogDistance has h = g and w = 1, else h = 1 and w = g, in -w log(1 + (h D)^2)
@@ -307,10 +306,6 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
         if (Kind == FlashBias::Linear) {
             query.weight = args.slopes[h] / args.scale;
             query.place = (float)t;
-        }
-        if (Kind == FlashBias::Toeplitz) {
-            query.place = args.factor_of(bh, (int)t);
-            query.weight = 1.0f / args.scale * query.place;
         }
         if (Kind == FlashBias::Fire) {
             query.weight = args.inv[t];

@@ -261,13 +261,11 @@ template <FlashBias Kind> __device__ inline float flash_row_S(const FlashArgs& a
     return args.S_offset[(size_t)bh * args.stride + (i < args.T ? i : 0)];
 }
 // What a row's distances are multiplied by to be in the unit of the score, q.k without its scale. LogDistance: what its
-// logarithms, in units of log2, are. Toeplitz: what its table is multiplied by. Fire: what its psi is
+// logarithms, in units of log2, are. Fire: what its psi is multiplied by
 template <FlashBias Kind> __device__ inline float flash_row_slope(const FlashArgs& args, int bh, int i) {
     if (Kind == FlashBias::Fire) { return args.inv[imin(i, args.T)]; }
     if (Kind == FlashBias::Linear) { return args.slopes[bh % args.NH] / args.scale; }
-    if (i >= args.T) { return 0.0f; }
-    if (Kind == FlashBias::Toeplitz) { return args.factor_of(bh, i); }
-    if (!flash_is_cable(Kind)) { return 0.0f; }
+    if (!flash_is_cable(Kind) || i >= args.T) { return 0.0f; }
     const float g = args.factor_of(bh, i) * args.g[(size_t)bh * args.stride + i];
     if (Kind == FlashBias::Distance) { return g / args.scale; }
     return (args.inside ? 1.0f : g) * (LN2 / args.scale);

@@ -199,7 +199,8 @@ constexpr const char* HARMLESS_KEYS =
     " forced_bos_token_id forced_eos_token_id remove_invalid_values ";
 // 3 keys of ours, checked by their readers; a file without "position" is not ours
 constexpr const char* OUR_KEYS =
-    " position rope_scaling rope_theta window sinks document_mask vocab_softmax vocab_used pooling auto_map ";
+    " position encoding_version rope_scaling rope_theta window sinks document_mask vocab_softmax vocab_used pooling"
+    " auto_map ";
 
 // An error if transformers would compute something from this configuration that this program does not.
 inline void check_computed(const Json& j, const ConfigKeys& keys, const std::string& what) {

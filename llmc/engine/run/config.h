@@ -89,6 +89,29 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
+// bam's distance, and what ssmax makes of a bias beside it, were other formulas before "encoding_version": 2. Earlier
+// checkpoints of theirs cannot be computed any more.
+inline bool has_other_formulas(const PositionConfig& position) {
+    return std::any_of(position.pattern.begin(), position.pattern.end(), [&](const std::vector<int>& layer) {
+        int hooks = 0;
+        bool bam = false;
+        for (int part : layer) {
+            hooks |= position_hooks(position.parts[(size_t)part]);
+            bam = bam || position.parts[(size_t)part].name == "bam";
+        }
+        return bam || (hooks & (SCALES_Q | ADDS_BIAS | COUNTS_GATES)) == (SCALES_Q | ADDS_BIAS);
+    });
+}
+inline void set_version_json(Json& config, const PositionConfig& position) {
+    if (has_other_formulas(position)) { config["encoding_version"] = 2; }
+}
+inline void check_version(const Json& config, const PositionConfig& position, const std::string& path) {
+    const bool known = config.contains("encoding_version") && json_int(config, "encoding_version", 2, 2, path) == 2;
+    check(known || !has_other_formulas(position), "%s: expected \"encoding_version\": 2, got none: this model was "
+          "trained with an earlier formula of %s; train it again, or use the version that trained it", path.c_str(),
+          position_text(position).c_str());
+}
+
 // The mask in config.json: "window", a number or a list for layers that take turns, and "sinks", if they are not 0, and
 // "document_mask", the token that begins a document
 inline Json mask_json(const PositionConfig& position) {
@@ -297,6 +320,7 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     if (!o.is_given("T")) { c.T = trained; }
     if (j.contains("position")) {
         c.position = position_from_json(j["position"], trained, path);
+        check_version(j, c.position, path);
         if (o.is_given("pos")) { check_position(o.pos, c.position, path); }
     } else {                    // a model of another program: learned positions, unless another encoding is requested
         c.position = parse_layers(o.is_given("pos") ? o.pos : "learned", trained, c.L);
@@ -338,6 +362,7 @@ template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokeniz
         j["vocab_used"] = c.V;
     }
     set_rope_json(j, c.position, c.T);
+    set_version_json(j, c.position);
     return j;
 }
 
@@ -348,5 +373,6 @@ template <class Config> Json bert_json(const Config& c) {
                          mask_json(c.position));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
     set_rope_json(j, c.position, c.T);
+    set_version_json(j, c.position);
     return j;
 }
