@@ -409,30 +409,6 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run][P9]") {
     check_refused(place, {use.set("--load", dir).set("--generate", "a"), {"bare"}});
 }
 
-TEST_CASE("run: a checkpoint of an earlier formula is refused", "[run][P23]") {
-    if (!have_program()) { return; }
-    Place place;
-    for (const auto& [pos, changed] : {std::pair<const char*, bool>{"bam", true}, {"ssmax+alibi", true},
-                                       {"bam,none", true}, {"ssmax", false}, {"ssmax+rope", false}}) {
-        INFO(pos);
-        const std::string out = place / pos;
-        REQUIRE(place.run(place.base.set("--pos", pos).set("--out", out)).code == 0);
-        const std::string path = step_dir(out, 12) + "/config.json";
-        Json config = config_of(step_dir(out, 12));
-        CHECK(config.contains("encoding_version") == changed);
-        place.evaluate(step_dir(out, 12), "");
-        if (!changed) { continue; }
-        for (const Json& version : {Json(), Json(1)}) {
-            config["encoding_version"] = version;
-            if (version.is_null()) { config.erase("encoding_version"); }
-            write_file(path, json_text(config));
-            remove((step_dir(out, 12) + "/manifest.json").c_str());
-            const Flags use = Flags().set("--load", step_dir(out, 12)).set("--generate", "a");
-            check_refused(place, {use, {"encoding_version"}});
-        }
-    }
-}
-
 // Checkpoints from before an encoding's default changed: config.json lacks the key, and they compute what they did
 TEST_CASE("run: old forms of encodings", "[run][P23]") {
     if (!have_program()) { return; }
@@ -777,6 +753,30 @@ TEST_CASE("run: factors that LongRoPE cannot use are refused before anything is 
     check_refused(place, {load, {"factors.json"}});
     check_refused(place, {base.with("--rope_scaling longrope"), {"expected longrope:FILE"}});
     check_refused(place, {base.with("--pos cable --rope_scaling longrope:x"), {"only rope can be stretched"}});
+}
+
+TEST_CASE("run: a checkpoint of an earlier formula is refused", "[run][P23]") {
+    if (!have_program()) { return; }
+    Place place;
+    for (const auto& [pos, changed] : {std::pair<const char*, bool>{"bam", true}, {"ssmax+alibi", true},
+                                       {"bam,none", true}, {"ssmax", false}, {"ssmax+rope", false}}) {
+        INFO(pos);
+        const std::string out = place / pos;
+        REQUIRE(place.run(place.base.set("--pos", pos).set("--out", out)).code == 0);
+        const std::string path = step_dir(out, 12) + "/config.json";
+        Json config = config_of(step_dir(out, 12));
+        CHECK(config.contains("encoding_version") == changed);
+        place.evaluate(step_dir(out, 12), "");
+        if (!changed) { continue; }
+        for (const Json& version : {Json(), Json(1)}) {
+            config["encoding_version"] = version;
+            if (version.is_null()) { config.erase("encoding_version"); }
+            write_file(path, json_text(config));
+            remove((step_dir(out, 12) + "/manifest.json").c_str());
+            const Flags use = Flags().set("--load", step_dir(out, 12)).set("--generate", "a");
+            check_refused(place, {use, {"encoding_version"}});
+        }
+    }
 }
 
 TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
