@@ -295,5 +295,5 @@ def load_checkpoint(directory):
 def save_checkpoint(model, directory):
     os.makedirs(directory, exist_ok=True)
     with open(os.path.join(directory, "config.json"), "w") as f:
-        json.dump(asdict(model.config), f, indent=2)
+        json.dump({**asdict(model.config), "encoding_version": 2}, f, indent=2)
     write_safetensors(os.path.join(directory, "model.safetensors"), model.state_dict())

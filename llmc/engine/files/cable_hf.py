@@ -60,9 +60,9 @@ def check_base(rope_theta, position):
 
 def with_rope(config):
     """a configuration to be written: `stretch` is our name for it in memory, as the library changes what is called
-    rope_scaling; rope_theta repeats what the encoding has"""
+    rope_scaling; rope_theta repeats what the encoding has; encoding_version says which formulas these are"""
     stretch, base = config.pop("stretch", None), base_of(config["position"])
-    config = {**config, "rope_scaling": stretch} if stretch else config
+    config = {**config, "encoding_version": 2, **({"rope_scaling": stretch} if stretch else {})}
     return config if base is None else {**config, "rope_theta": base}
 
 
