@@ -338,9 +338,10 @@ class Bert(WithText):
             with self.subTest(pos=name):
                 self.assertLess(d, 8 * loss)
                 for tensor, x in tensors.items():
-                    # kerple's: two numbers, in which what T^2 scores say cancels; cable_signed's, where |S_i - S_j| is
-                    # near its kink: the CPU's bf16 build moves it by 0.15 as well, the float32 emulator by 3e-6
-                    loose = tensor == "kerple" or (name, tensor) == ("cable_signed", "qkvw extra")
+                    # kerple's and bam's: two numbers, in which what T^2 scores say cancels (bam's bias starts the same
+                    # for all keys, so that its scale changes nothing); cable_signed's, where |S_i - S_j| is near its
+                    # kink: the CPU's bf16 build moves it by 0.15 as well, the float32 emulator by 3e-6
+                    loose = tensor in ("kerple", "bam") or (name, tensor) == ("cable_signed", "qkvw extra")
                     self.assertLess(x, (32 if loose else 8) * gradient, tensor)
 
     def test_masked_tokens(self):
