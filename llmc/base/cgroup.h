@@ -58,7 +58,7 @@ inline GroupLimits group_limits(const std::string& root = "") {
         const size_t first = line.find(':'), second = line.find(':', first + 1);
         if (first == std::string::npos || second == std::string::npos || line[second + 1] != '/') { continue; }
         const std::string controllers = line.substr(first + 1, second - first - 1);
-        std::vector<std::string> mounts = {controllers};    // under this name, or that of one of them
+        std::vector<std::string> mounts = {controllers};    // under this name, or the name of one of them
         for (const std::string one : {"memory", "cpu"}) {
             if (("," + controllers + ",").find("," + one + ",") != std::string::npos) { mounts.push_back(one); }
         }

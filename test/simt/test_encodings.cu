@@ -212,7 +212,7 @@ static Deviation of_columns(OracleLayer<double>& o, const std::vector<float>& dq
     return {"the columns' gradient", worst / largest, scaled ? BF16 : BF16 / 2};
 }
 
-// The moments of head h: their sum is that of dB_ij B_ij
+// The moments of head h, which add up to the sum of dB_ij B_ij
 static Deviation of_moments(const Layer& layer, int h, const std::vector<double>& dlogit,
                             const std::vector<double>& logit) {
     const std::vector<float> moments = layer.moments.host();

@@ -79,7 +79,8 @@ struct Verdict {
 struct Guard {
     double skip_loss_z = 0, skip_norm_z = 0; // limits from the flags, 0 = off
     GuardWindow loss, norm;
-    int64_t non_finite = 0, spikes = 0; // over the whole run; the next, too
+    // counts over the whole run
+    int64_t non_finite = 0, spikes = 0;
     int64_t level_shifts = 0;
     int bad_in_a_row = 0, spikes_in_a_row = 0;
 
