@@ -30,8 +30,8 @@ OTHER_BITS := -Of% -ffast% -funsafe-math% -fassociative-math -freciprocal-math -
     -mfpmath=387 -mrecip% -mdaz-ftz -use_fast% --use_fast% -fmad% --fmad% -prec-% --prec-%
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test simt race asan ranks exports fuzz ladders edit-loop demo demo-bert million bench \
-    hashes gpu-check verdict
+PLAIN := help clean lint install test test-long simt race asan ranks exports fuzz ladders edit-loop demo demo-bert \
+    million bench hashes gpu-check verdict
 ifneq ($(filter-out $(PLAIN) demo-tasks mutations,$(or $(MAKECMDGOALS),all)),)
 $(foreach v,CXX CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS,$(foreach flag,\
     $(filter $(OTHER_BITS),$(subst =-, -,$(subst $(COMMA), ,$(call exported,$(v))))),$(error $(v) of the environment \
@@ -54,10 +54,12 @@ SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-san
 ASAN_FLAGS = $(CXX_BASE) $(FMA) $(SANITIZE) $(OMP) $(call typed,CPPFLAGS)
 SIMT_FLAGS = $(CXX_BASE) $(FMA) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(call typed,CPPFLAGS)
 # ARCH, or this machine's GPU, or A100 and H100 with PTX for later ones
-GENCODE = $(if $(or $(ARCH),$(GPU_ARCH)),-arch=$(or $(ARCH),$(GPU_ARCH)),\
+ONE_ARCH = $(or $(ARCH),$(GPU_ARCH))
+GENCODE = $(if $(ONE_ARCH),-gencode arch=$(ONE_ARCH:sm_%=compute_%)$(COMMA)code=$(ONE_ARCH),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
-# How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -ftz: llmc/base/denormals.h
-NVCC_CODE := -std=c++17 -ftz=true -O3 -Xcompiler -Wall,-Wextra
+# How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -O1 is the host's; kernels are
+# always optimized. -ftz: llmc/base/denormals.h
+NVCC_CODE := -std=c++17 -ftz=true -O1 -Xcompiler -Wall,-Wextra
 NVCC_BASE = $(call exported,NVCCFLAGS)$(NVCC_CODE) $(filter -DFEW%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
     $(OMP:%=-Xcompiler %) $(call typed,NVCCFLAGS)
@@ -175,14 +177,15 @@ demo demo-bert demo-tasks:
 	@"$$(dev/install.sh --python matplotlib numpy)" scripts/demo.py $(patsubst demo-%,%,$(@:demo=gpt2))
 verdict:   ## published numbers that this machine can test; ROW=name: is that one reproduced?
 	@"$$(dev/install.sh --python scipy || echo python3)" scripts/verdict.py $(ROW) $(ARGS)
-test:      ## build and run the tests (installs what is missing); ARGS='[tag]': only those, and only what they need
-simt:      ## the CUDA kernels and trainers on an emulated GPU (part of make test); ARGS: words in a test's name
-ranks:     ## one run on several processes (part of make test)
+test:      ## the tests that see most faults in their time (installs what is missing); ARGS='[tag]': only those
+test-long: ## the rest of the tests
+simt:      ## the CUDA kernels and trainers on an emulated GPU (in test and test-long); ARGS: words in a test's name
+ranks:     ## one run on several processes (part of make test-long)
 race:      ## the tests tagged [race] under ThreadSanitizer
 asan:      ## the tests tagged [asan] under AddressSanitizer
 ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
-test simt ranks race asan ladders: install
+test test-long simt ranks race asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## the cost of editing a header and running its tests, in CPU seconds
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """test.py -- builds and runs the tests of a make target. Ends with a table of the skipped ones and one count of all.
 
-    dev/test.py test           every test: in C++, on the emulated GPU, and the scripts test/*/test_*.py
+    dev/test.py test           the programs of SHORT: in C++, on the emulated GPU, and the scripts test/*/test_*.py
+    dev/test.py test-long      every other program
     dev/test.py simt           what runs on the emulated GPU
     dev/test.py ranks          one run on several processes
     dev/test.py race|asan      the tests tagged [race] or [asan], under ThreadSanitizer or AddressSanitizer
@@ -9,7 +10,9 @@
     dev/test.py KIND '[tag]'   the tests that Catch2 finds by these words; only files of C++ with such a tag are built
     dev/test.py simt 'words'   the tests on the emulated GPU that have these words in their names
 
-Each core runs one program at a time. A program's output is shown if one of its tests failed, or if only some tests run.
+Each core runs one program at a time, and one more program runs beside them whose tests mostly wait (WAITS). A program's
+output is shown if one of its tests failed, or if only some tests run. BUDGET=seconds: an error if the processors took
+more, compilers included.
 """
 import collections
 import concurrent.futures
@@ -17,6 +20,7 @@ import functools
 import glob
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -32,6 +36,27 @@ ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
                # a thread that waits gives up its core: with anything else running, spinning takes several times as long
                "OMP_WAIT_POLICY": "passive",
                "TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+
+# What `make test` runs: the programs that saw most of 313 planted faults first, for the time that they take, and the
+# layers. (seconds of a processor for a run, faults that it was the first to see)
+SHORT = {
+    "scripts/test_scripts.py": (44, 36),    "programs/test_bert_run": (30, 27),     "scripts/test_data.py": (108, 25),
+    "simt/test_layers": (2, 15),            "programs/test_run": (39, 14),          "layers/test_attention": (32, 14),
+    "simt/test_flash_forward": (15, 11),    "model/test_gpt2": (46, 10),            "text/test_tokenizer": (4, 9),
+    "text/test_words": (1, 9),              "scripts/test_study.py": (46, 9),       "scripts/test_tasks.py": (53, 7),
+    "scripts/test_longppl.py": (3, 6),      "scripts/test_plot.py": (14, 6),        "programs/test_flags": (10, 6),
+    "text/test_documents": (1, 5),          "scripts/test_part.py": (6, 5),         "layers/test_decode": (6, 5),
+    "layers/test_gelu": (1, 4),             "model/test_bert": (3, 4),              "simt/test_flash_long": (3, 4),
+    "text/test_dataloader": (1, 3),         "files/test_checkpoint": (4, 3),        "programs/test_guard": (1, 3),
+    "layers/test_contrastive": (1, 3),      "layers/test_matmul": (1, 3),           "text/test_mlm": (1, 2),
+    "programs/test_data_record": (6, 2),    "layers/test_classifier": (1, 2),       "programs/test_schedule": (1, 2),
+    "files/test_safetensors": (2, 1),       "scripts/test_console.py": (6, 1),      "scripts/test_explorer.py": (12, 1),
+    "ranks/test_launch": (1, 1),            "base/test_rand": (1, 1),               "base/test_gpu": (1, 1),
+    "simt/test_ptx_text.py": (1, 1),        "layers/test_layernorm": (1, 0),        "layers/test_adamw": (1, 0),
+    "layers/test_rows": (1, 0),             "layers/test_embedding": (1, 0),
+}
+# They wait more than they compute.
+WAITS = {"test/ranks/test_ranks.py", "test/scripts/test_tasks.py", "test/simt/test_simt_training.py"}
 
 # passed, failed: numbers of tests; skipped: the reason of each skipped test
 Result = collections.namedtuple("Result", "passed failed skipped")
@@ -116,7 +141,7 @@ def succeeds(*command):
 
 
 def run(program, words):
-    """(program, its Result, seconds, what it printed)"""
+    """(program, its Result, seconds, seconds of processors, what it printed)"""
     command, read = command_of(program, words)
     environment = {**ENVIRONMENT, **os.environ}
     if program.startswith("build/asan/"):
@@ -124,14 +149,16 @@ def run(program, words):
     if program.startswith("build/simt_asan/"):      # cublaslt.cuh keeps its plans to the end
         environment["ASAN_OPTIONS"] = "detect_leaks=0"
     begin = time.time()
-    p = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-                       env=environment)
-    text = p.stdout.decode(errors="replace")
+    p = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         env=environment)
+    text = p.stdout.read().decode(errors="replace")
+    _, status, usage = os.wait4(p.pid, 0)
+    p.returncode = os.waitstatus_to_exitcode(status)
     result = read(text, p.returncode)
     if result is not None and p.returncode != 0 and result.failed == 0:
         result = result._replace(failed=1)
         text += f"{program} ended with exit code {p.returncode}\n"
-    return program, result or Result(0, 0, []), time.time() - begin, text
+    return program, result or Result(0, 0, []), time.time() - begin, usage.ru_utime + usage.ru_stime, text
 
 
 def parts(source):
@@ -151,6 +178,11 @@ def built(directory, sources):
     return [os.path.join(directory, re.sub(r"^(test/simt|test|dev/cuda)/", "", p))[:-len(".cu")] for p in sources]
 
 
+def name(program):
+    """as in SHORT: programs/test_run, scripts/test_data.py"""
+    return re.sub(r"^(build/test|build(?=/simt/)|test)/", "", program)
+
+
 def plan(kind, words):
     """what to run; what else to build for it"""
     simt = built("build/simt", holding(words, glob.glob("test/simt/test_*.cu")))
@@ -166,13 +198,17 @@ def plan(kind, words):
         return ladders + [p + "_simt" for p in ladders] + (cuda if succeeds("nvidia-smi", "-L") else []), cuda
     sources = [p for p in glob.glob("test/*/test_*.cu") if not p.startswith("test/simt/")]
     sources = holding(re.findall(r"\[\w+\]", " ".join(words)), sources)
-    programs = built(f"build/{kind}", sources)
+    programs = built(f"build/{kind.replace('-long', '')}", sources)
     if kind == "test" and words:
         return programs, TRAINERS if any("test/programs/" in p for p in sources) else []
-    if kind == "test":
-        scripts = sorted(glob.glob("test/*/test_*.py"))
-        # the slowest first, so that the end keeps all cores busy
-        return scripts + simt + programs, SIMT_TRAINERS + TRAINERS + BF16_TRAINERS + COMM_PROGRAMS
+    if kind in ("test", "test-long"):
+        programs += sorted(glob.glob("test/*/test_*.py")) + simt
+        unknown = set(SHORT) - {name(p) for p in programs}
+        assert not unknown, f"SHORT names tests that do not exist: {unknown}"
+        if kind == "test":
+            return [p for p in programs if name(p) in SHORT], TRAINERS
+        return ([p for p in programs if name(p) not in SHORT],
+                SIMT_TRAINERS + TRAINERS + BF16_TRAINERS + COMM_PROGRAMS)
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
         programs += built("build/simt_asan", sanitized)
@@ -181,7 +217,7 @@ def plan(kind, words):
 
 def main():
     kind, words = (sys.argv[1:] or [""])[0], sys.argv[2:]
-    if kind not in ("test", "simt", "ranks", "race", "asan", "ladders"):
+    if kind not in ("test", "test-long", "simt", "ranks", "race", "asan", "ladders"):
         print(__doc__, file=sys.stderr)
         return 2
     signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
@@ -197,19 +233,31 @@ def main():
         return 1
 
     total, skips = collections.Counter(), collections.Counter()
-    with concurrent.futures.ThreadPoolExecutor(1 if kind == "race" else JOBS) as pool:
-        for work in concurrent.futures.as_completed([pool.submit(run, p, words) for p in programs]):
-            program, result, seconds, text = work.result()
+    # the slowest first, so that the end keeps all cores busy
+    programs.sort(key=lambda p: -SHORT.get(name(p), (p.endswith(".py"), 0))[0])
+    cores = concurrent.futures.ThreadPoolExecutor(1 if kind == "race" else JOBS)
+    beside = concurrent.futures.ThreadPoolExecutor(1)
+    with cores, beside:
+        started = [(beside if p in WAITS else cores).submit(run, p, words) for p in programs]
+        for work in concurrent.futures.as_completed(started):
+            program, result, seconds, of_processors, text = work.result()
             total.update(passed=result.passed, failed=result.failed, skipped=len(result.skipped))
             skips.update((program, why) for why in result.skipped)
             if result.failed or kind == "ladders" or (words and result.passed):
                 print("\n".join(line for line in text.split("\n") if not line.endswith("... ok")))
             print(f"{program:44} {result.passed:4} passed, {result.failed} failed, {len(result.skipped)} skipped, "
-                  f"{seconds:.1f} s", flush=True)
+                  f"{seconds:.1f} s, {of_processors:.1f} s of processors", flush=True)
     if skips:
         print("\nskipped: what | why")
         for (program, why), count in sorted(skips.items()):
             print(f"  {program}{f' ({count} tests)' if count > 1 else ''} | {why}")
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = usage.ru_utime + usage.ru_stime
+    print(f"{spent:.0f} seconds of processors, compilers included"
+          f"{'; make test-long runs the rest' if kind == 'test' and not words else ''}")
+    if spent > float(os.environ.get("BUDGET") or "inf"):
+        print(f"expected at most {os.environ['BUDGET']}: move tests from SHORT to the long ones, or make them cheaper")
+        total["failed"] += 1
     print(f"{total['passed']} passed, {total['failed']} failed, {total['skipped']} skipped")
     return 1 if total["failed"] or not total["passed"] else 0
 
