@@ -86,21 +86,34 @@ TRAINERS := train_gpt2 train_bert
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## the trainers, with nvcc for CUDA too
 	@$(if $(NVCC),true,echo "no nvcc found: the CUDA builds ($(TRAINERS:%=%cu)) were left out")
 
-# The objects of the other precision stay where they are; a trainer is only linked.
-$(TRAINERS): %: $(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o $(B)/commit.o $(B)/precision.flags
+# Kernels are objects of their own, for all trainers of a precision: these layers, bodies included. Other objects see
+# only the declarations (base/device.h).
+KERNELS := rows product
+rows_LAYERS := adamw classifier gelu layernorm pooling rows
+product_LAYERS := contrastive                   # and matmul
+$(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(BF16) -DKERNELS_HERE $(patsubst %,-include llmc/%.cuh,$($(*F)_LAYERS)) \
+	    -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
+# The objects of the other precision stay where they are; a trainer is only linked. Of a function that several objects
+# have the linker takes the first, so the kernels come first.
+$(TRAINERS): %: $(KERNELS:%=$(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o) \
+    $(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o $(B)/commit.o $(B)/precision.flags
 	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
-$(TRAINERS:%=$(B)/bf16/%): %: %.o $(B)/commit.o
+$(TRAINERS:%=$(B)/bf16/%): %: $(KERNELS:%=$(B)/bf16/%.o) %.o $(B)/commit.o
 	$(CXX) $^ -o $@ $(CPU_LIBS) $(MPI_LIBS)
 # for --help; its own object, so that a commit links the trainers and compiles nothing
 $(B)/commit.o: $(B)/commit.flags
 	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@
-CPU_TRAINER = $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(if $(findstring bf16/,$@),-DPRECISION_BF16) -x c++ -c $<
-$(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
+BF16 = $(if $(findstring bf16/,$@),-DPRECISION_BF16)
+CPU_TRAINER = $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DKERNELS_ELSEWHERE -MT $@ -MF $(@:.o=.d) \
+    -x c++ $(filter %.cu,$^)
+$(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu
+$(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu
+$(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
-	$(CPU_TRAINER) -o $@
-$(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
-	@dev/install.sh --check build
-	$(CPU_TRAINER) -o $@
+	@# What the compiler reads is as it was if only kernels have changed; then the object is right.
+	@$(CPU_TRAINER) -E -P -o $@.text && cat $(B)/cpu.flags $(B)/mpi.flags >>$@.text
+	@if cmp -s $@.text $@.read && [ -e $@ ]; then touch $@; else set -x; $(CPU_TRAINER) -c -o $@ && mv $@.text $@.read; fi
 $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
 	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
 	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)

@@ -291,7 +291,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         if (!backward) {
             float* x = (float*)a.logits();
             matmul_float(x, headln, transposed(wte), p.decoderb(), s);
-            classifier(losses, hits, x, targets, dloss, rows, V, Vp, false, s);
+            classifier_float(losses, hits, x, targets, rows, V, Vp, s);
             continue;
         }
         matmul_forward(a.logits(), headln, wte, p.decoderb(), nullptr, s);

@@ -278,7 +278,7 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
         if (!backward) {
             float* x = (float*)a.logits();
             matmul_float(x, lnf, transposed(wte), nullptr, s);                  // (rows,Vp)
-            classifier(losses, hits, x, targets, dloss, rows, classes, Vp, false, s);
+            classifier_float(losses, hits, x, targets, rows, classes, Vp, s);
             continue;
         }
         matmul(logits.data, lnf, transposed(wte), nullptr, nullptr, s);         // (rows,Vp)

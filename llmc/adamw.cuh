@@ -28,16 +28,6 @@ __host__ __device__ inline uint64_t rounding_key(uint64_t seed, int t, uint64_t 
     return t == 0 ? 0 : hash64(seed, tensor, (uint64_t)t) | 1;
 }
 
-__device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
-// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with a
-// probability that is w's place between its two neighbours.
-__device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
-    const uint32_t bits = (uint32_t)float_to_bits(w);
-    const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);
-    const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
-    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w);
-}
-
 // Neighbouring elements of one tensor, and where they are in each array
 struct AdamWPiece {
     size_t weight, master, grad, moment;    // places of the first one in adamw_update's arrays
@@ -70,6 +60,41 @@ struct AdamWTable {
         *this = AdamWTable();
     }
 };
+
+// Updates everything in the table. weights may be master itself (float32 builds).
+void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, const AdamWTable& table,
+                  const AdamW& a, Stream stream);
+// Rounds a slice of the layout to weights as update number t did, after master was initialised, loaded or received.
+// weights: in the layout of the table; master (slice). Does nothing if the two are the same array.
+void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
+                   int t, Stream stream);
+
+// The norm of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not
+// depend on threads or ranks.
+constexpr size_t NORM_CHUNK = SLICE_UNIT;
+// Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.
+size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream);
+// The norm, from partial on the host
+inline double gradient_norm_end(const double* partial, size_t chunks) {
+    return std::sqrt(std::accumulate(partial, partial + chunks, 0.0));
+}
+// sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
+inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
+    std::vector<double> host(gradient_norm_begin(partial, grads, n, stream));
+    copy_to_host(host.data(), partial, host.size() * sizeof(double), stream);
+    return gradient_norm_end(host.data(), host.size());
+}
+
+#if !defined(KERNELS_ELSEWHERE)
+__device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
+// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with a
+// probability that is w's place between its two neighbours.
+__device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
+    const uint32_t bits = (uint32_t)float_to_bits(w);
+    const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);
+    const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
+    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w);
+}
 
 // correction1, correction2: 1 / (1 - beta1^t), 1 / (1 - beta2^t)
 __global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v,
@@ -109,9 +134,8 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
     }
 }
 
-// Updates everything in the table. weights may be master itself (float32 builds).
-inline void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v,
-                         const AdamWTable& table, const AdamW& a, Stream stream) {
+LAUNCHER void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v,
+                           const AdamWTable& table, const AdamW& a, Stream stream) {
     const float correction1 = (float)(1.0 / (1.0 - portable_pow((double)a.beta1, a.t)));
     const float correction2 = (float)(1.0 / (1.0 - portable_pow((double)a.beta2, a.t)));
     launch(adamw_kernel, Grid(table.blocks, 256, 0, stream), weights, master, grads, m, v, table.on_device,
@@ -122,10 +146,8 @@ __global__ void round_weights_kernel(floatX* weights, const float* master, size_
     const GridSpan s = grid_span(n);
     for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, first + i); }
 }
-// Rounds a slice of the layout to weights as update number t did, after master was initialised, loaded or received.
-// weights: in the layout of the table; master (slice). Does nothing if the two are the same array.
-inline void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
-                          int t, Stream stream) {
+LAUNCHER void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
+                            int t, Stream stream) {
     if ((const void*)(weights + slice.begin) == (const void*)master) { return; }
     for (const TensorPiece& piece : table.pieces(slice)) {
         const uint64_t key = rounding_key(seed, t, checksum(table.specs[piece.tensor].name));
@@ -133,12 +155,6 @@ inline void round_weights(floatX* weights, const float* master, const TensorTabl
                master + (piece.at - slice.begin), piece.size, piece.first, key);
     }
 }
-
-// ----------------------------------------------------------------------------------------------------------
-// the norm of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not
-// depend on threads or ranks
-
-constexpr size_t NORM_CHUNK = SLICE_UNIT;
 
 // One block per chunk.
 __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
@@ -151,19 +167,9 @@ __global__ void norm_kernel(double* partial, const float* grads, size_t n) {
     const float sum = block_sum(squares.x[0]);
     if (threadIdx.x == 0) { partial[blockIdx.x] = (double)sum; }
 }
-// Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.
-inline size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream) {
+LAUNCHER size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream) {
     const size_t chunks = ceil_div(n, NORM_CHUNK);
     launch(norm_kernel, Grid(chunks, 256, 0, stream), partial, grads, n);
     return chunks;
 }
-// The norm, from partial on the host
-inline double gradient_norm_end(const double* partial, size_t chunks) {
-    return std::sqrt(std::accumulate(partial, partial + chunks, 0.0));
-}
-// sqrt of the sum of squares of n gradients; partial: ceil(n / NORM_CHUNK) doubles on the device
-inline double gradient_norm(double* partial, const float* grads, size_t n, Stream stream) {
-    std::vector<double> host(gradient_norm_begin(partial, grads, n, stream));
-    copy_to_host(host.data(), partial, host.size() * sizeof(double), stream);
-    return gradient_norm_end(host.data(), host.size());
-}
+#endif

@@ -14,6 +14,17 @@
 #include "base/fastmath.h"
 #include "base/libm.h"
 
+// losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
+// (N,Vp), Vp a multiple of 8, become their gradient when `backward`; targets (N)
+void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
+                int Vp, bool backward, Stream stream);
+// the same without a gradient, of logits in float32 in every build
+void classifier_float(float* losses, float* hits, float* logits, const int* targets, size_t N, int V, int Vp,
+                      Stream stream);
+// *sum = the sum of N losses, in a fixed order
+void loss_sum(double* sum, const float* losses, size_t N, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 // e^(x - top), top the same for the whole row. On a GPU a bf16 logit, itself off by 2^-9 of its size, takes one product
 // and 2^x: the error is below 2^-23 (|x| + |top|) + 2^-22.
 template <class Logit> __device__ inline float exp_from(float x, float top) {
@@ -100,12 +111,13 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     }
 }
 
-// losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
-// (N,Vp), Vp a multiple of 8, floatX or float32, become their gradient when `backward`; targets (N)
-template <class Logit>
-void classifier(float* losses, float* hits, Logit* logits, const int* targets, float dloss, size_t N, int V, int Vp,
-                bool backward, Stream stream) {
-    launch(classifier_kernel<Logit>, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
+LAUNCHER void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
+                         int Vp, bool backward, Stream stream) {
+    launch(classifier_kernel<floatX>, Grid(N, 1024, 0, stream), losses, hits, logits, targets, dloss, V, Vp, backward);
+}
+LAUNCHER void classifier_float(float* losses, float* hits, float* logits, const int* targets, size_t N, int V, int Vp,
+                               Stream stream) {
+    launch(classifier_kernel<float>, Grid(N, 1024, 0, stream), losses, hits, logits, targets, 0.0f, V, Vp, false);
 }
 
 // One block. Each thread adds its losses in order, and block_sum adds the threads in order.
@@ -115,7 +127,7 @@ __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {
     s = block_sum(s);
     if (threadIdx.x == 0) { *sum = s; }
 }
-// *sum = the sum of N losses, in a fixed order
-inline void loss_sum(double* sum, const float* losses, size_t N, Stream stream) {
+LAUNCHER void loss_sum(double* sum, const float* losses, size_t N, Stream stream) {
     launch(loss_sum_kernel, Grid(1, 1024, 0, stream), sum, losses, N);
 }
+#endif

@@ -10,6 +10,12 @@
 #include "base/libm.h"
 #include "matmul.cuh"
 
+// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q.
+// scratch: contrastive_scratch floats
+void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
+                                  int C, float temperature, float dloss, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
 // out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block per row.
@@ -123,10 +129,8 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
 // floats of scratch: the normalized rows, their inverse lengths, the scores
 inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
 
-// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q.
-// scratch: contrastive_scratch floats
-inline void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
-                                         int C, float temperature, float dloss, Stream stream) {
+LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
+                                           int C, float temperature, float dloss, Stream stream) {
     check(Q >= 1 && M >= Q, "expected at least one candidate for each query, got %d for %d", M, Q);
     check(temperature > 0.0f, "expected a temperature above 0, got %g", (double)temperature);
     const size_t q = (size_t)Q, m = (size_t)M;
@@ -165,3 +169,4 @@ struct ContrastiveBuffers {
     }
     void release() { device_free(emb); }
 };
+#endif

@@ -11,17 +11,6 @@
 
 #include "base/device.h"
 
-// One block per token.
-__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
-    const size_t n = blockIdx.x;
-    const floatX* row = wte + (size_t)tokens[n] * C;        // (C)
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { out[n * C + c] = row[c]; }
-}
-// out (N,C), tokens (N) all in [0, V), wte (V,C)
-inline void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t N, int C, Stream stream) {
-    launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
-}
-
 constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // cores share the tokens, and none waits for one token
 
 // The rows of a micro-batch by token, in parts of equal token: part p is rows[first[p]] .. rows[first[p + 1] - 1]. The
@@ -84,6 +73,25 @@ struct EmbeddingRows {
     }
 };
 
+// floats of scratch that embedding_backward needs for at most N tokens
+inline size_t embedding_backward_scratch(size_t N, size_t C) { return EmbeddingPlan::most_hot_parts(N) * C; }
+// out (N,C), tokens (N) all in [0, V), wte (V,C)
+void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t N, int C, Stream stream);
+// dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
+void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
+                        const EmbeddingRows& plan, int C, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
+// One block per token.
+__global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
+    const size_t n = blockIdx.x;
+    const floatX* row = wte + (size_t)tokens[n] * C;        // (C)
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { out[n * C + c] = row[c]; }
+}
+LAUNCHER void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t N, int C, Stream stream) {
+    launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
+}
+
 // One block per part. Of the first hot_parts it writes the sum into partial (hot_parts,C).
 template <int P>
 __global__ void embedding_backward_kernel(float* dwte, float* partial, const floatX* dout, const int* tokens,
@@ -127,11 +135,8 @@ static __global__ void embedding_hot_kernel(float* dwte, const float* partial, c
         d[c] = sum;
     }
 }
-// floats of scratch that embedding_backward needs for at most N tokens
-inline size_t embedding_backward_scratch(size_t N, size_t C) { return EmbeddingPlan::most_hot_parts(N) * C; }
-// dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
-inline void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
-                               const EmbeddingRows& plan, int C, Stream stream) {
+LAUNCHER void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
+                                 const EmbeddingRows& plan, int C, Stream stream) {
     with_pack((size_t)C, [&](auto P) {
         launch(embedding_backward_kernel<P>, Grid(plan.parts, 128, 0, stream), dwte, partial, dout, tokens, plan.rows,
                plan.first, (int)plan.hot_parts, C);
@@ -139,3 +144,4 @@ inline void embedding_backward(float* dwte, float* partial, const floatX* dout, 
     launch(embedding_hot_kernel, Grid(plan.hot_tokens, 256, 0, stream), dwte, partial, tokens, plan.rows, plan.first,
            plan.hot, C);
 }
+#endif

@@ -11,6 +11,18 @@
 #include "base/fastmath.h"
 #include "base/reduce.cuh"
 
+// N elements; out may be inp
+void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream);
+// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
+void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                   size_t N, int C, Stream stream);
+// N elements; out may be inp
+void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream);
+// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
+void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                       size_t N, int C, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f;     // 2 sqrt(2/pi)
 constexpr float GELU_CUBE = 0.044715f;
 constexpr float INV_SQRT_2_PI = 0.398942280f;           // 1 / sqrt(2 pi)
@@ -27,8 +39,7 @@ template <int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* 
         store_pack<P>(out + k * P, x);
     }
 }
-// N elements; out may be inp
-inline void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
+LAUNCHER void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
 
@@ -49,9 +60,8 @@ __global__ void gelu_backward_kernel(floatX* dinp, float* partial, const floatX*
         return store_pack<P>(dinp + i, d);
     });
 }
-// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
-inline void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
-                          size_t N, int C, Stream stream) {
+LAUNCHER void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                            size_t N, int C, Stream stream) {
     with_pack((size_t)C, [&](auto P) {
         launch(gelu_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
     });
@@ -68,8 +78,7 @@ template <int P> __global__ void gelu_erf_forward_kernel(floatX* out, const floa
         store_pack<P>(out + k * P, x);
     }
 }
-// N elements; out may be inp
-inline void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
+LAUNCHER void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
     with_pack(N, [&](auto P) { launch(gelu_erf_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
 }
 
@@ -88,11 +97,11 @@ __global__ void gelu_erf_backward_kernel(floatX* dinp, float* partial, const flo
         return store_pack<P>(dinp + i, d);
     });
 }
-// dinp, dout, inp (N,C); dinp may be dout. dbias (C) accumulates. scratch: MAX_SLABS * C floats
-inline void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
-                              size_t N, int C, Stream stream) {
+LAUNCHER void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                                size_t N, int C, Stream stream) {
     with_pack((size_t)C, [&](auto P) {
         launch(gelu_erf_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
     });
     add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
+#endif

@@ -8,8 +8,16 @@
 
 #include "base/reduce.cuh"
 
-// One block per row; on a GPU a block is one warp, so no warp waits for another. mean and rstd may be null
-// (evaluation).
+// out, inp (N,C), mean, rstd (N) or null (evaluation), weight, bias (C)
+void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                       const floatX* bias, size_t N, int C, float eps, Stream stream);
+// dinp, dout, inp (N,C), dweight, dbias, weight (C), mean, rstd (N). scratch: MAX_SLABS * 2 * C floats
+void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                        const floatX* inp, const float* mean, const float* rstd, const floatX* weight, size_t N,
+                        int C, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
+// One block per row; on a GPU a block is one warp, so no warp waits for another.
 template <int P>
 __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
                                          const floatX* bias, int C, float eps) {
@@ -47,9 +55,8 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     }
 }
 
-// out, inp (N,C), mean, rstd (N), weight, bias (C)
-inline void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
-                              const floatX* bias, size_t N, int C, float eps, Stream stream) {
+LAUNCHER void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,
+                                const floatX* bias, size_t N, int C, float eps, Stream stream) {
     with_pack((size_t)C, [&](auto P) {
         launch(layernorm_forward_kernel<P>, Grid(N, 32, 0, stream), out, mean, rstd, inp, weight, bias, C, eps);
     });
@@ -128,10 +135,9 @@ __global__ void layernorm_backward_kernel(floatX* dinp, float* partial, const fl
     }
 }
 
-// dinp, dout, inp (N,C), dweight, dbias, weight (C), mean, rstd (N). scratch: MAX_SLABS * 2 * C floats
-inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                               const floatX* inp, const float* mean, const float* rstd, const floatX* weight, size_t N,
-                               int C, Stream stream) {
+LAUNCHER void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                                 const floatX* inp, const float* mean, const float* rstd, const floatX* weight,
+                                 size_t N, int C, Stream stream) {
     const size_t slabs = slab_count(N), stride = 2 * (size_t)C;
     with_pack((size_t)C, [&](auto P) {
         // four warps hide the latency of memory, if their sums fit into the default shared memory
@@ -144,3 +150,4 @@ inline void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float
     add_slabs(dweight, scratch, slabs, stride, (size_t)C, stream);
     add_slabs(dbias, scratch + C, slabs, stride, (size_t)C, stream);
 }
+#endif

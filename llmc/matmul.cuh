@@ -16,6 +16,27 @@ constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;           // bytes of the devi
 #else
 constexpr size_t MATMUL_WORKSPACE = 0;
 #endif
+// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null.
+// row: elements from a row of out or residual to the next, 0: OC
+void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
+                    const floatX* bias, const floatX* residual, Stream stream, int row = 0);
+// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), the gradient that reaches inp by another way; residual may
+// be null. dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC
+// floats. row: elements from a row of dout to the next, 0: OC
+void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                     const floatX* residual, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
+                     Stream stream, int row = 0);
+// the products that they are made of
+// out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: as above
+void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+            const floatX* residual, Stream stream, int row = 0);
+// sum (M,N) += A (M,K) B (K,N)
+void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream);
+// out (M,N) = A (M,K) B (K,N) + bias (N), like matmul() but in float32 in every build; bias may be null
+void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+                  Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 #if defined(CUDA_BUILD) || defined(RACE_THREADS)
 constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
 constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns of the output per block, at most
@@ -134,14 +155,11 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     launch(matmul_kernel, Grid(tiles, 256, matmul_shared(p.tile_m, p.tile_n), stream), p);
 }
 
-// out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: elements from a row of
-// out or residual to the next, 0: N
-inline void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
-                   const floatX* residual, Stream stream, int row = 0) {
+LAUNCHER void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+                     const floatX* residual, Stream stream, int row) {
     matmul_launch({out, nullptr, row == 0 ? B.cols : row, A, B, bias, residual, 0, 0}, stream);
 }
-// sum (M,N) += A (M,K) B (K,N)
-inline void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream) {
+LAUNCHER void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream) {
     matmul_launch({nullptr, sum, B.cols, A, B, nullptr, nullptr, 0, 0}, stream);
 }
 
@@ -150,29 +168,21 @@ __global__ void bias_rows_kernel(float* out, const floatX* bias, int N) {
     float* row = out + (size_t)blockIdx.x * N;      // (N)
     for (int n = threadIdx.x; n < N; n += blockDim.x) { row[n] = bias != nullptr ? (float)bias[n] : 0.0f; }
 }
-// out (M,N) = A (M,K) B (K,N) + bias (N), like matmul() but in float32 in every build; bias may be null
-inline void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
-                         Stream stream) {
+LAUNCHER void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
+                           Stream stream) {
     if (sizeof(floatX) == sizeof(float)) { return matmul((floatX*)out, A, B, bias, nullptr, stream); }
     launch(bias_rows_kernel, Grid((size_t)A.rows, 256, 0, stream), out, bias, B.cols);
     matmul_add(out, A, B, stream);
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// the layer
-
-// out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null. row: as above
-inline void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
-                           const floatX* bias, const floatX* residual, Stream stream, int row = 0) {
+LAUNCHER void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
+                             const floatX* bias, const floatX* residual, Stream stream, int row) {
     matmul(out, inp, transposed(weight), bias, residual, stream, row);
 }
 
-// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), the gradient that reaches inp by another way; residual may
-// be null. dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC
-// floats. row: elements from a row of dout to the next, 0: OC
-inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
-                            const floatX* residual, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
-                            Stream stream, int row = 0) {
+LAUNCHER void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
+                              const floatX* residual, const Matrix<const floatX>& inp,
+                              const Matrix<const floatX>& weight, Stream stream, int row) {
     const int N = inp.rows, OC = weight.rows;
     const Matrix<const floatX> d = view(dout, N, OC, row == 0 ? OC : row);
     // out = inp weight^T, so dinp sends dout back through weight, and dweight pairs each output with each input
@@ -180,3 +190,4 @@ inline void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* s
     matmul_add(dweight, transposed(d), inp, stream);
     if (dbias != nullptr) { add_row_sums(dbias, scratch, d, stream); }
 }
+#endif

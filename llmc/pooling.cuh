@@ -8,6 +8,14 @@
 
 enum class Pooling { Mean, Cls };
 
+// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
+void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
+                     Stream stream);
+// dinp (B,T,C) is overwritten, with zeros after the end of a sequence; dout (B,C) float32, lengths (B)
+void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
+                      Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 constexpr int POOLING_COLUMNS = 256;            // of one block
 constexpr int POOLING_TOKENS = 32;              // in one partial sum
 
@@ -34,9 +42,8 @@ __global__ void pooling_forward_kernel(float* out, const floatX* inp, const int*
     for (int c = threadIdx.x; c < columns; c += blockDim.x) { out[b * C + c0 + c] = total[c] / (float)length; }
 }
 
-// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
-inline void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
-                            Stream stream) {
+LAUNCHER void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
+                              Stream stream) {
     const Grid grid((size_t)B * ceil_div(C, POOLING_COLUMNS), 256, 2 * sizeof(float) * POOLING_COLUMNS, stream);
     launch(pooling_forward_kernel, grid, out, inp, lengths, T, C, kind);
 }
@@ -52,8 +59,8 @@ __global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const i
         dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f);
     }
 }
-// dinp (B,T,C) is overwritten, with zeros after the end of a sequence; dout (B,C) float32, lengths (B)
-inline void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
-                             Stream stream) {
+LAUNCHER void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
+                               Stream stream) {
     launch(pooling_backward_kernel, Grid((size_t)B * T, 128, 0, stream), dinp, dout, lengths, T, C, kind);
 }
+#endif

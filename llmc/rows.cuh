@@ -8,7 +8,17 @@
 #include "embedding.cuh"
 
 // out (n,C), inp (N,C), rows (n) all in [0, N): an embedding whose table is inp
-inline void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream) {
+void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream);
+// dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
+// are
+void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream);
+// out (N,C) += row (C)
+void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream);
+// drow (C) accumulates; dout (N,C). scratch: MAX_SLABS * C floats
+void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
+LAUNCHER void gather_rows(floatX* out, const floatX* inp, const int* rows, size_t n, int C, Stream stream) {
     embedding_forward(out, rows, inp, n, C, stream);
 }
 
@@ -18,9 +28,7 @@ __global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int*
     floatX* row = dinp + (size_t)rows[k] * C;       // (C)
     for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = dout[k * C + c]; }
 }
-// dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
-// are
-inline void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream) {
+LAUNCHER void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream) {
     launch(scatter_rows_kernel, Grid(n, 128, 0, stream), dinp, dout, rows, C);
 }
 
@@ -30,11 +38,10 @@ __global__ void add_row_kernel(floatX* out, const floatX* row, int C) {
     SIMD
     for (int c = threadIdx.x; c < C; c += blockDim.x) { o[c] = (floatX)((float)o[c] + (float)row[c]); }
 }
-// out (N,C) += row (C)
-inline void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream) {
+LAUNCHER void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream) {
     launch(add_row_kernel, Grid(N, 128, 0, stream), out, row, C);
 }
-// drow (C) accumulates; dout (N,C). scratch: MAX_SLABS * C floats
-inline void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
+LAUNCHER void add_row_backward(float* drow, float* scratch, const floatX* dout, size_t N, int C, Stream stream) {
     add_row_sums(drow, scratch, view(dout, N, (size_t)C), stream);
 }
+#endif

@@ -9,6 +9,12 @@
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
+// out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
+void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream);
+// out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
+void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 constexpr int SLAB_WARPS = 4;
 __host__ __device__ inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), MAX_SLABS); }
 // of kernels that call slab_sums
@@ -79,8 +85,7 @@ __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs,
 #endif
 }
 
-// out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
-inline void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream) {
+LAUNCHER void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream) {
 #if defined(CUDA_BUILD)
     const Grid grid(ceil_div(C, (size_t)32), 1024, 0, stream);
 #else
@@ -89,11 +94,11 @@ inline void add_slabs(float* out, const float* partial, size_t slabs, size_t str
     launch(add_slabs_kernel, grid, out, partial, slabs, stride, C);
 }
 
-// out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
-inline void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream) {
+LAUNCHER void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream) {
     const size_t N = (size_t)x.rows, C = (size_t)x.cols;
     with_pack(C | (size_t)x.row_stride, [&](auto P) {       // PACK, a power of two, divides both or not both
         launch(slab_sums_kernel<P>, slab_grid(N, x.cols, stream), scratch, x);
     });
     add_slabs(out, scratch, slab_count(N), C, C, stream);
 }
+#endif
