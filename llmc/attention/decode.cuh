@@ -43,7 +43,6 @@ struct DecodeDims {
     float scale = 0.0f;
     const float* key_max = nullptr; // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
     bool exact = false;             // the window changes no bit
-    int kept = 0;                   // the keys before this one, which begins a split, are forgotten
     AttentionMask mask = {};
     const float* factor = nullptr;  // as in PositionView
 };
@@ -140,13 +139,6 @@ __device__ inline bool decode_outside_window(const float* query, const floatX* o
     return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
 }
 
-// of_split: m_s and l_s of a split that weighs nothing; l_s NaN makes out NaN
-__device__ inline void leave_out(float* of_split, float l_s) {
-    if (threadIdx.x > 0) { return; }
-    of_split[0] = -INFINITY;
-    of_split[1] = l_s;
-}
-
 // bytes of shared memory: the query, the partial scores, the groups' outputs
 inline size_t attention_decode_shared(int HS) {
     const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE);
@@ -177,7 +169,7 @@ __device__ __forceinline__ void decode_scores(float* scores, const float* query,
 }
 
 // One block per split of the keys of one (batch, head), and in a recorded step also those that later tokens need:
-// partial (BNH,splits,HS+2) = O_s, m_s, l_s. If a forgotten key may matter, out becomes NaN.
+// partial (BNH,splits,HS+2) = O_s, m_s, l_s.
 template <class Bias>
 __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims dims, int BNH) {
     const int HS = dims.HS;
@@ -186,8 +178,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int width = parts * DECODE_PIECE;
     const int groups = imax((int)blockDim.x / parts, 1);    // of threads; each group takes whole rows
     const int bh = blockIdx.x % BNH;
-    const int first = imax(dims.kept / DECODE_SPLIT - 1, 0);        // the last forgotten one stands for all of them
-    const int split = first + blockIdx.x / BNH;
+    const int split = blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;
     const int t0 = dims.start.position();
     const int splits = decode_splits(t0);
@@ -203,24 +194,25 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int begin = mask.begin(t0);                       // of the query's document
     q += (size_t)t0 * dims.OC;
     const float factor = dims.factor == nullptr ? 1.0f : dims.factor[(size_t)bh * dims.stride + t0];       // of B
-    partial += ((size_t)bh * (splits - first) + split - first) * (HS + 2);
+    partial += ((size_t)bh * splits + split) * (HS + 2);
 
     // the query, padded with zeros to whole pieces
     for (int d = threadIdx.x; d < width; d += blockDim.x) { query[d] = d < HS ? dims.scale * (float)q[d] : 0.0f; }
     __syncthreads();
     // 1. outside the window the split weighs nothing, and O_s is not written. The last split has the query's own key
-    const bool forgotten = j0 < dims.kept;
-    bool outside = !forgotten && mask.exists() && mask.hides_all(t0, t0 + 1, j0, j0 + nj, begin);
+    bool outside = mask.exists() && mask.hides_all(t0, t0 + 1, j0, j0 + nj, begin);
     if (!outside && dims.key_max != nullptr && splits >= DECODE_WINDOW_SPLITS && split + 1 < splits) {
-        const int last = forgotten ? nj : nj - 1;           // the first key that is kept is closer
-        const int tile = last / DECODE_TILE * DECODE_TILE;
-        const float nearest = factor * bias.tile(bh, t0, j0 + tile)(0, last - tile);       // the split's largest bias
+        const int tile = (nj - 1) / DECODE_TILE * DECODE_TILE;
+        const float nearest = factor * bias.tile(bh, t0, j0 + tile)(0, nj - 1 - tile);     // the split's largest bias
         const float longest = dims.key_max[(size_t)bh * ceil_div(dims.stride, DECODE_SPLIT) + split];
         const float tau = 0.693147181f * (dims.exact ? 128.0f : flash_skip_tau(t0));
         outside = decode_outside_window(query, q + C, HS, longest, nearest, tau);
     }
-    if (outside || forgotten) {
-        leave_out(partial + HS, outside ? 0.0f : NAN);
+    if (outside) {
+        if (threadIdx.x == 0) {
+            partial[HS] = -INFINITY;
+            partial[HS + 1] = 0.0f;
+        }
         return;
     }
     // 2. scores = (scale q) k^T, in parts
@@ -277,9 +269,8 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
 
 // out (BNH,HS) from partial (BNH,splits,HS+2), one block per (batch, head). O_s of a split that weighs nothing may not
 // have been written, so it is not read.
-static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, Start start, int first_split,
-                                                       int HS) {
-    const int splits = decode_splits(start.position()) - first_split;
+static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, Start start, int HS) {
+    const int splits = decode_splits(start.position());
     float* weight = dynamic_shared();                       // (splits): e^(m_s - M)
     const size_t row = (size_t)HS + 2;
     partial += (size_t)blockIdx.x * splits * row;
@@ -328,9 +319,8 @@ inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
 inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                              Stream stream) {
     const int BNH = B * v.NH;
-    const int first = imax(v.kept / DECODE_SPLIT - 1, 0);   // the first split that gets a block
     // a recording serves all later tokens: it has the blocks that the last one needs
-    const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0) - first;
+    const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
         DecodeDims dims;
@@ -340,7 +330,6 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
         dims.HS = v.HS;
         dims.OC = v.OC;
         dims.scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
-        dims.kept = imax(v.kept, 0);
         dims.mask = v.mask.within(v.stride);
         dims.factor = v.factor;
         choose_window(dims, position);
@@ -349,7 +338,7 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
         launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);
     });
     const Grid grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream);
-    launch(attention_decode_combine_kernel, grid, out, scratch, start, first, v.HS);
+    launch(attention_decode_combine_kernel, grid, out, scratch, start, v.HS);
 }
 
 static __global__ void decode_store_kernel(floatX* qkv, const floatX* row, Start start, int OC) {

@@ -118,11 +118,10 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
 }
 
 // Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded if there
-// is a tokenizer. If the biases of all layers zero distant keys, the last `keep` keys are kept, or twice as many where
-// these are too few: the same tokens in constant memory.
+// is a tokenizer.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
-                          const Tokenizer* tokenizer, FILE* out, size_t keep = LEAST_KEPT) {
+                          const Tokenizer* tokenizer, FILE* out) {
     const Doing generating("generating");
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(),
@@ -130,9 +129,6 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
           prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
     const size_t most = prompt.size() + (size_t)n;
     auto acts = activations_describe(model, 1, (int)most, Purpose::Generate, 0, (int)prompt.size());
-    const bool may_forget = !ON_GPU && forgets(model, acts);
-    acts.reserved = may_forget;
-    plan_pieces(model, acts);
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
@@ -150,19 +146,10 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
         say("reading %zu tokens of prompt at once; the time that it takes grows with their square", prompt.size());
     }
     while (ids.size() < most && stop_signal == 0) {
-        const size_t count = read == 0 ? prompt.size() : 1;
+        const size_t count = ids.size() - read;
         forward_logits(model, acts, &ids[read], (int)count, (int)read, logits, read > prompt.size() ? &graph : nullptr);
         read += count;
-        if (acts.kept > 0 && std::isnan(logits[0])) {       // a forgotten key may matter: once more, with more keys
-            check_kept(acts, (int)(keep *= 2));
-            acts.kept = -1;
-            read = 0;
-            continue;
-        }
         check_finite("logits", logits.data(), logits.size());
-        const size_t end = may_forget && read > keep ? (read - keep) / KEPT_UNIT * KEPT_UNIT : 0;
-        if ((int)end > acts.kept) { forget_decoded(acts, (int)end); }
-        if (read < ids.size()) { continue; }
         const double u = uniform01(sampling.seed, checksum("generate"), (uint64_t)(read - prompt.size()));
         ids.push_back(sample_token(logits, sampling, u));
         print(ids.back(), false);

@@ -1,5 +1,4 @@
-// lab/pieces.h -- the losses of a window of any length, in memory that hardly grows with it; and what may be forgotten
-// of a text that is generated.
+// lab/pieces.h -- the losses of a window of any length, in memory that hardly grows with it.
 //
 // A causal forward may take a window in pieces. Each continues from the keys and values of those before it, with the
 // same bits as one forward. If the biases of all layers zero distant keys (attention/skip.cuh), keys that no
@@ -77,31 +76,12 @@ template <class Acts> void forget(Acts& acts, int end) {
     acts.kept = end;
 }
 
-// The same where a text is generated. attention/decode.cuh bounds the logits of all forgotten keys by the largest norm
-// of the last split of them, which gets that of all.
-template <class Acts> void forget_decoded(Acts& acts, int end) {
-    static_assert(KEPT_UNIT % DECODE_SPLIT == 0, "splits are forgotten whole");
-    const TensorTable& table = acts.position_table;
-    for (size_t i = 0; i < table.specs.size(); i++) {
-        const TensorSpec& s = table.specs[i];
-        if (s.name.compare(0, 7, "key_max") != 0) { continue; }
-        for (size_t r = 0; r < s.rows * (size_t)s.layers; r++) {
-            float* layer = acts.position_data + table.offsets[i] + r / s.rows * table.strides[i];
-            float* longest = layer + r % s.rows * s.cols;
-            for (int split = imax(acts.kept / DECODE_SPLIT, 1); split < end / DECODE_SPLIT; split++) {
-                longest[split] = std::max(longest[split], longest[split - 1]);
-            }
-        }
-    }
-    forget(acts, end);
-}
-
 // Called before acts is allocated: what it will not need at the same time
 template <class Model, class Acts> void plan_pieces(const Model& model, Acts& acts) {
     if (!acts.reserved || !forgets(model, acts)) { return; }
     acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - acts.piece);
 }
-// Dies if `keep` keys of a window or a text do not fit into memory.
+// Dies if `keep` keys of a window do not fit into memory.
 template <class Acts> void check_kept(Acts& acts, int keep) {
     const size_t wanted = key_bytes(acts) * (size_t)imin(keep, acts.T), left = device_memory_available();
     if (wanted <= left) { return; }

@@ -506,36 +506,6 @@ TEST_CASE("decode: where the window ends", "[decode][asan]") {
     }
 }
 
-// Keys before `kept` are not read. Where one of them could matter, out is NaN; else it has the bits that it had.
-TEST_CASE("decode: forgotten keys", "[decode][asan]") {
-    Random random;
-    INFO(random);
-    for (const char* name : {"alibi", "cable"}) {
-        const int t0 = 6 * DECODE_SPLIT + 100;
-        SteepCache c(name, {1, 2, 8}, t0 + 1, random);      // the bias of alibi's second head falls by 1/256 a token
-        c.prepare(0, t0 + 1);
-        std::vector<float> partial;
-        const std::vector<float> whole = c.decode_as(TileSkip::Default, t0, &partial);
-        const std::vector<bool> out = left_out(partial, {1, 2, 8}, t0);
-        std::vector<float> x = c.host_qkv;
-        for (int splits = 1; splits <= 6; splits++) {
-            c.view.kept = splits * DECODE_SPLIT;
-            std::fill_n(x.begin(), (size_t)c.view.kept * c.OC, NAN);
-            c.qkv->set(x);
-            const std::vector<float> got = c.decode(t0);
-            for (int h = 0; h < 2; h++) {
-                INFO(name << ", head " << h << ", without the first " << splits << " of 7 splits");
-                const float* of = &got[(size_t)h * 8];
-                const bool same = std::equal(of, of + 8, &whole[(size_t)h * 8]);
-                CHECK((same || std::all_of(of, of + 8, [](float y) { return std::isnan(y); })));
-                const bool unread = out[(size_t)(h * 7 + splits - 1)];
-                if (!unread) { CHECK(!same); }
-                if (splits == 1 && (h == 0 || name[0] == 'c')) { CHECK(same); }
-            }
-        }
-    }
-}
-
 // max |k|^2 of each split over the keys so far, which may have come in any pieces
 TEST_CASE("decode: the longest key of each split", "[decode][asan][race]") {
     Random random;
