@@ -75,7 +75,7 @@ struct GPT2Config {
     X(floatX, qkv,        Keep::Cached,                                   B * T,  row)    \
     X(floatX, newqkv,     Keep::Scratch,                                  new_rows, row)  \
     X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
-    X(float,  attscratch, acts.kept < 0 ? Keep::Scratch : Keep::Cached,   attention_floats, 0) \
+    X(float,  attscratch, in_pieces ? Keep::Cached : Keep::Scratch,       attention_floats, 0) \
     X(floatX, atty,       Keep::Saved,                                    N,      C)      \
     X(floatX, residual2,  Keep::Saved,                                    N,      C)      \
     X(floatX, ln2,        recompute < 2 ? Keep::Saved : Keep::Scratch,    N,      C)      \
@@ -172,17 +172,16 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
-    const size_t attention_floats = std::max(attention_forward_scratch(batch, length, NH),
-                                             attention_decode_scratch(batch, length, NH, HS));
-    const size_t new_rows = purpose == Purpose::Generate ? 1 : 0;               // see step 2 of the forward
+    const size_t attention_floats = attention_scratch(batch, length, NH, HS);
+    const size_t new_rows = acts.decodes() ? 1 : 0;                             // see QkvRows
+    const bool in_pieces = purpose == Purpose::Pieces;                          // then lab/pieces.h reads every layer's
     const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
     GPT2_ACTS(X)
     if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
-    acts.decodes = purpose == Purpose::Generate;
-    acts.add_position(position_tables(g.position, position_shape(g, batch, length, acts.decodes)), purpose);
+    acts.add_position(position_tables(g.position, position_shape(g, batch, length, acts.decodes())), purpose);
     return acts;
 }
 
@@ -200,46 +199,35 @@ void activations_allocate(Activations& acts) {
 // forward
 
 // acts.batch.tokens (B,T) -> the hidden states lnf (B,T,C). The tokens stand at positions t0 .. t0 + T - 1. While
-// training and evaluating, t0 = 0 and stride = T. While generating, B = 1, the cached qkv holds the t0 tokens before,
-// and `stride` is the number of tokens that its buffers have room for. A step of one token may be recorded and replayed
-// for later ones; only start.position() knows t0 then.
-void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start, int stride) {
+// training and evaluating, t0 = 0. While generating, B = 1, and the cached qkv holds the t0 tokens before.
+void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
     const GPT2Params<floatX>& p = model.params;
     const GPT2Acts& a = acts.a;
     const int L = model.config.L, C = model.config.C;
     const size_t N = (size_t)B * T;
-    const bool one_token = T == 1 && !start.begins();
     const float eps = 1e-5f;
     Stream s = model.stream;
 
-    const AttentionMask& mask = model.config.position.mask;
-    if (mask.by_document()) {
-        find_documents(a.documents(), acts.batch.tokens, mask.end_of_text, B, T, start, stride, s);
-        acts.documents = a.documents();
-    }
+    find_documents(model, acts, B, T, start);                   // with --document_mask: which keys a token sees
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    layer_position(model, acts, 0, stride).embed_forward(a.encoded(), B, T, start, s);
+    layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, start, s);
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
-        const LayerPosition position = layer_position(model, acts, l, stride);
+        const LayerPosition position = layer_position(model, acts, l, T);
         const int OC = position.columns(), row = position.row();
-        floatX* new_rows = one_token ? a.newqkv() : a.qkv(l) + (size_t)start.t0 * row;
+        const QkvRows qkv(a, l, start, row);
         layer_ready(model, l);
         // 1 normalize the residual stream
         layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         // 2 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
-        matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s, row);
-        if (one_token) { decode_store(a.qkv(l), new_rows, start, row, s); }
+        matmul_forward(qkv.rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s, row);
+        qkv.store(s);
         // 3 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
         position.prepare_forward(a.qkv(l), B, T, start, s);
         // 4 attention: softmax(q k^T / sqrt(HS) + bias) v, heads side by side                       (B,T,C)
-        if (one_token) {
-            attention_decode(a.atty(l), a.qkv(l), a.attscratch(), position.bias(), B, start, s);
-        } else {
-            attention_forward<true>(a.atty(l), a.lse(l), a.attscratch(l), a.qkv(l), position.bias(), B, T, start.t0, s);
-        }
+        attention(a.atty(l), a.lse(l), a.attscratch(l), a.qkv(l), position.bias(), B, T, start, s);
         if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 5 mix the heads, and add to the residual stream                                          (B,T,C)
         matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
@@ -370,7 +358,7 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
     const size_t N = (size_t)B * T;
     settle_weights(model);
     acts.batch.load(0, 1, tokens, targets, N, model.stream);
-    gpt2_forward(model, acts, B, T, t0, acts.kept < 0 ? T : acts.T);
+    gpt2_forward(model, acts, B, T, t0);
     gpt2_head(model, acts, N, nullptr, nullptr, 0.0f);
     copy_to_host(losses, acts.a.losses(), sizeof(float) * N, model.stream);
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }
@@ -386,7 +374,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
     const float dloss = counted > 0 ? (float)(1.0 / (double)counted) : 0.0f;
     for (int i = 0; i < micro_batches; i++) {
         acts.batch.load((size_t)i, (size_t)micro_batches, tokens + i * N, targets + i * N, N, model.stream);
-        gpt2_forward(model, acts, B, T, 0, T);
+        gpt2_forward(model, acts, B, T, 0);
         float* grads = gradient_begin(model, i, micro_batches);
         GPT2Params<float> d;
         gpt2_point(d, model.table, grads);

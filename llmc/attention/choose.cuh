@@ -152,7 +152,7 @@ void choose_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const 
                   int B, Stream stream) {
     constexpr FlashBias Kind = flash_form<Position>;
     if constexpr (Causal && flash_skips(Kind)) {
-        const int whole = dims.kept < 0 ? dims.T : dims.stride;         // tokens of the text, or of the whole window
+        const int whole = position.v.decodes ? dims.T : dims.stride;    // tokens of the prompt, or of the whole window
         if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Kind, whole, skip)) { return; }
         float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
         const float tau = 0.693147181f * tile_skip_tau(whole, skip);

@@ -20,8 +20,8 @@
 // step (StepGraph) serves all later tokens: its grid has the splits of the longest text.
 #pragma once
 
+#include "choose.cuh"
 #include "../position/key_max.cuh"
-#include "../position/table.h"
 
 constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
@@ -341,13 +341,34 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
     launch(attention_decode_combine_kernel, grid, out, scratch, start, v.HS);
 }
 
+// floats of scratch that attention needs
+inline size_t attention_scratch(int B, int stride, int NH, int HS) {
+    return std::max(attention_forward_scratch(B, stride, NH), attention_decode_scratch(B, stride, NH, HS));
+}
+// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes the
+// kernels above.
+inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
+                      Start start, Stream stream) {
+    if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
+    attention_forward<true>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
+}
+
 static __global__ void decode_store_kernel(floatX* qkv, const floatX* row, Start start, int OC) {
     const GridSpan s = grid_span((size_t)OC);
     qkv += (size_t)start.position() * OC;
     for (size_t c = s.begin; c < s.end; c += s.step) { qkv[c] = row[c]; }
 }
-// qkv (stride,OC) of one sequence gets the row of its new token: row (OC). A product cannot write it there itself,
-// because the address of its result would be recorded.
-inline void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream) {
-    launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, row, start, OC);
-}
+// Where a layer's product writes the rows of qkv (B,stride,OC) of a forward's tokens. In a recorded step the address of
+// its result would be recorded, so the row is made in newqkv (OC), and store() copies it to its place.
+struct QkvRows {
+    floatX *qkv, *rows;
+    Start start;
+    int OC;
+
+    template <class Pointers>
+    QkvRows(const Pointers& a, int layer, Start start, int OC)
+        : qkv(a.qkv(layer)), rows(start.recorded() ? a.newqkv() : qkv + (size_t)start.t0 * OC), start(start), OC(OC) {}
+    void store(Stream stream) const {
+        if (start.recorded()) { launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, rows, start, OC); }
+    }
+};

@@ -10,8 +10,8 @@
 
 #include "visits.cuh"
 
-// first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.kept. key_norm, the same shape:
-// the longest key of the tiles 0 .. n. Those of the tokens before t0 are there. One block per (batch, head)
+// first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.forgotten. key_norm, the same
+// shape: the longest key of the tiles 0 .. n. Those of the tokens before t0 are there. One block per (batch, head)
 template <class Bias>
 __global__ void attention_skip_kernel(int* first_key, float* key_norm, const floatX* qkv, Bias bias, AttentionDims dims,
                                       float tau) {
@@ -54,7 +54,7 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
             const float length = dims.scale * sqrtf(dot(row, row, HS));
             const float least = dims.scale * dot(row, own_key, HS) - tau;
             const float* factor = dims.factors(bh, i);
-            int low = imax(dims.kept, 0) / TILE;
+            int low = dims.forgotten / TILE;
             int probe = first - 1;                          // mostly nothing before `first` is needed
             while (low < first) {
                 const float B = bias.tile(bh, m * TILE, probe * TILE)(i - m * TILE, TILE - 1);

@@ -22,9 +22,9 @@ struct AttentionDims {
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
     const int* first_key = nullptr;                         // from attention/skip.cuh; null: no tile is skipped
-    int kept = -1;                                          // as in PositionView
+    int forgotten = 0;                                      // as in PositionView, as are factor and moment
     AttentionMask mask = {};
-    const float* factor = nullptr;                          // as in PositionView, as is moment
+    const float* factor = nullptr;
     float* moment = nullptr;
 
     // of the queries from i0 on; null: B has no factor
@@ -38,8 +38,8 @@ struct AttentionDims {
 
 inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
     const float scale = score_factor / sqrtf((float)v.HS);
-    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.kept, v.mask.within(t0 + T),
-            v.factor, v.moment};
+    return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.forgotten,
+            v.mask.within(t0 + T), v.factor, v.moment};
 }
 
 // A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence

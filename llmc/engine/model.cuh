@@ -134,11 +134,10 @@ PositionShape position_shape(const Config& c, int B, int stride, bool decodes = 
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0;                                       // capacity
     int piece = 0;                                          // tokens of a sequence that one forward takes: T, or fewer
-    int kept = -1;                                          // see PositionView
-    bool reserved = false;                                  // in memory only where something has been written
+    Purpose purpose = Purpose::Train;
+    int forgotten = 0;                                      // see PositionView
     size_t lost = 0;                                        // bytes of keys that are not in memory at the same time
     int chunk = 0;                                          // rows of logits held at once, as floatX
-    bool decodes = false;                                   // attention_decode runs over them
     TensorTable table, position_table;
     std::vector<PositionPart> position_parts;               // the encodings' places in position_table
     float *data = nullptr, *position_data = nullptr;
@@ -152,14 +151,19 @@ template <class Pointers> struct ActivationsOf {
     const int* watched_lengths = nullptr;
 
     // tokens: that one forward takes; 0: all, but of pieces PIECE
-    void set_shape(int batch, int length, Purpose purpose, int tokens = 0) {
+    void set_shape(int batch, int length, Purpose use, int tokens = 0) {
         B = batch;
         T = length;
-        reserved = purpose == Purpose::Pieces;
-        piece = reserved ? imin(T, PIECE) : T;
+        purpose = use;
+        piece = reserved() ? imin(T, PIECE) : T;
         if (tokens > 0) { piece = tokens; }
-        kept = reserved ? 0 : -1;
     }
+    // Whether they are in memory only where something has been written
+    bool reserved() const { return purpose == Purpose::Pieces; }
+    // Whether attention_decode runs over them
+    bool decodes() const { return purpose == Purpose::Generate; }
+    // The tokens of a sequence that the arrays over time have room for, in a forward of n: later ones may continue it
+    int stride(int n) const { return reserved() || decodes() ? T : n; }
     size_t bytes() const {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
         return sizeof(float) * floats + sizeof(int) * ints - lost;
@@ -185,7 +189,7 @@ template <class Pointers> struct ActivationsOf {
             die(EXIT_OUT_OF_MEMORY, "%d x %d tokens need %s of activations, but %s are available", B, T,
                 format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
         }
-        const auto memory = reserved ? device_reserve : device_malloc;
+        const auto memory = reserved() ? device_reserve : device_malloc;
         data = (float*)memory(sizeof(float) * table.total);
         position_data = (float*)memory(sizeof(float) * position_table.total);
         batch.allocate((size_t)B * piece);
@@ -196,7 +200,7 @@ template <class Pointers> struct ActivationsOf {
         trace().remove(data, sizeof(float) * table.total);
         trace().remove(position_data, sizeof(float) * position_table.total);
         for (auto array : {std::make_pair(data, table.total), std::make_pair(position_data, position_table.total)}) {
-            if (reserved) { device_unreserve(array.first, sizeof(float) * array.second); }
+            if (reserved()) { device_unreserve(array.first, sizeof(float) * array.second); }
             else { device_free(array.first); }
         }
         batch.release();
@@ -221,6 +225,14 @@ std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, co
     acts.batch.pick(slot, picked, wanted, N, lengths, (size_t)B, model.stream);
     acts.kv_len = lengths != nullptr ? acts.batch.lengths : nullptr;
     return picked;
+}
+
+// --document_mask: finds where the documents of the loaded tokens begin.
+template <class Model, class Acts> void find_documents(const Model& model, Acts& acts, int B, int T, Start start) {
+    const AttentionMask& mask = model.config.position.mask;
+    if (!mask.by_document()) { return; }
+    find_documents(acts.a.documents(), acts.batch.tokens, mask.end_of_text, B, T, start, acts.stride(T), model.stream);
+    acts.documents = acts.a.documents();
 }
 
 // Dies unless the n numbers of a result are finite.
@@ -260,17 +272,17 @@ inline int qkv_row(int columns) { return ON_GPU ? round_up(columns, 128 / (int)s
 
 // One part of model.config.position in a layer of a model
 template <class Model, class Acts>
-PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int stride, float* grads) {
+PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int T, float* grads) {
     const PositionPart& here = acts.position_parts[(size_t)part];
     const int at = (int)(std::find(here.layers.begin(), here.layers.end(), layer) - here.layers.begin());
-    PositionView v(position_shape(model.config, acts.B, stride, acts.decodes));
+    PositionView v(position_shape(model.config, acts.B, acts.stride(T), acts.decodes()));
     v.run = &model.config.position;
     v.config = &v.run->parts[(size_t)part];
     v.layer = at;
     v.columns = qkv_columns(v.C(), model.columns_of[(size_t)layer]);
     v.OC = qkv_row(v.columns);
     v.kv_len = acts.kv_len;
-    v.kept = acts.kept;
+    v.forgotten = acts.forgotten;
     v.mask = v.run->mask_of(layer);
     v.mask.documents = acts.documents;
     v.params = &model.table;
@@ -283,9 +295,9 @@ PositionView position_view(const Model& model, const Acts& acts, int part, int l
     return v;
 }
 
-// The encodings of a layer, whose arrays over time are (B,NH,stride). grads: null while evaluating
+// The encodings of a layer, for a forward of T tokens a sequence. grads: null while evaluating
 template <class Model, class Acts>
-LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int stride, float* grads = nullptr) {
+LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int T, float* grads = nullptr) {
     const std::vector<std::vector<int>>& pattern = model.config.position.pattern;
     const std::vector<int>& here = pattern[(size_t)layer % pattern.size()];
     LayerPosition all;
@@ -294,9 +306,9 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
     float factor = 1.0f;                                    // of q.k, by those before
     for (auto part = here.rbegin(); part != here.rend(); ++part) {      // the last step comes first: position_step()
         PositionView& v = all.views[(size_t)all.count++];
-        v = position_view(model, acts, *part, layer, stride, grads);
+        v = position_view(model, acts, *part, layer, T, grads);
         v.score_factor = factor;
-        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(stride); });
+        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(v.stride); });
     }
     PositionView &scale = all.views[0], &bias = all.views[(size_t)all.count - 1];
     if ((position_hooks(*bias.config) & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) {

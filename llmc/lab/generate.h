@@ -107,7 +107,7 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
     const bool records = graph != nullptr && StepGraph::records;
     const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
     const auto step = [&] {
-        gpt2_forward(model, acts, 1, n, start, acts.T);
+        gpt2_forward(model, acts, 1, n, start);
         const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
         const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
         matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)

@@ -38,7 +38,7 @@ template <class Model, class Acts> int longest_reach(const Model& model, const A
         copy_to_host(first.data(), found, sizeof(int) * first.size(), model.stream);
         for (int m = from; m < to; m++) {
             const int key = first[(size_t)(m - from)];
-            if (acts.kept > 0 && key <= acts.kept) { return INT_MAX; }
+            if (acts.forgotten > 0 && key <= acts.forgotten) { return INT_MAX; }
             reach = imax(reach, (m + 1) * ATTENTION_TILE - key);
         }
     }
@@ -70,15 +70,15 @@ template <class Acts> void forget(Acts& acts, int end) {
         const size_t key = s.layer_size() / rows / (size_t)acts.T * s.element;
         for (size_t r = 0; r < rows * (size_t)imax(s.layers, 1); r++) {
             char* layer = (char*)(data + table.offsets[i]) + r / rows * table.strides[i] * s.element;
-            device_forget(layer + r % rows * key * (size_t)acts.T, (size_t)imax(acts.kept, 0) * key, (size_t)end * key);
+            device_forget(layer + r % rows * key * (size_t)acts.T, (size_t)acts.forgotten * key, (size_t)end * key);
         }
     });
-    acts.kept = end;
+    acts.forgotten = end;
 }
 
 // Called before acts is allocated: what it will not need at the same time
 template <class Model, class Acts> void plan_pieces(const Model& model, Acts& acts) {
-    if (!acts.reserved || !forgets(model, acts)) { return; }
+    if (!acts.reserved() || !forgets(model, acts)) { return; }
     acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - acts.piece);
 }
 // Dies if `keep` keys of a window do not fit into memory.
@@ -95,7 +95,9 @@ template <class Acts> void check_kept(Acts& acts, int keep) {
 template <class Model, class Acts, class Said>
 void window_losses(Model& model, Acts& acts, const int* tokens, const int* targets, const int* lengths, int B, int T,
                    float* losses, float* hits, Said said) {
-    if (acts.kept < 0) { return forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits); }
+    if (acts.purpose != Purpose::Pieces) {
+        return forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits);
+    }
     const bool loses = forgets(model, acts);
     int keep = LEAST_KEPT, t0 = 0;
     while (t0 < T) {
@@ -108,13 +110,13 @@ void window_losses(Model& model, Acts& acts, const int* tokens, const int* targe
         if (reach == INT_MAX) {                                 // once more, from the beginning
             keep *= 2;
             check_kept(acts, keep);
-            acts.kept = t0 = 0;
+            acts.forgotten = t0 = 0;
             continue;
         }
         if (KEPT_REACHES * reach > keep) { check_kept(acts, keep = KEPT_REACHES * reach); }
         const int end = (t0 - keep) / KEPT_UNIT * KEPT_UNIT;
-        if (end > acts.kept) { forget(acts, end); }
+        if (end > acts.forgotten) { forget(acts, end); }
     }
     forget(acts, T);
-    acts.kept = 0;
+    acts.forgotten = 0;
 }

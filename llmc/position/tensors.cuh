@@ -38,7 +38,7 @@ struct PositionView : PositionShape {
     // backward of attention leaves for its gradient, the sum over a row of B_ij dB_ij
     float *factor = nullptr, *moment = nullptr;
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
-    int kept = -1;                                  // first key of a text that is not forgotten (lab/pieces.h)
+    int forgotten = 0;                              // keys of a window whose memory is gone (lab/pieces.h)
     const TensorTable *params = nullptr, *acts = nullptr;
     size_t first_param = 0, first_act = 0;          // of the encoding's own, in these tables
     float *master = nullptr, *grads = nullptr;      // laid out by params; grads is null while evaluating

@@ -477,9 +477,9 @@ TEST_CASE("pieces: keys that no query visits are forgotten", "[pieces]") {
         most = std::max(most, resident_bytes());
         planned = acts.bytes();
         key = key_bytes(acts);
-        REQUIRE(acts.kept >= kept);                         // the window was not computed once more
-        REQUIRE(t > acts.kept);
-        kept = acts.kept;
+        REQUIRE(acts.forgotten >= kept);                         // the window was not computed once more
+        REQUIRE(t > acts.forgotten);
+        kept = acts.forgotten;
     });
     INFO(pos << ": " << (double)(most - before) / T << " bytes a token, " << T - kept << " keys kept");
     CHECK(kept > T / 2);
@@ -528,7 +528,7 @@ TEST_CASE("pieces: a query that needs a forgotten key brings it back", "[pieces]
     const auto in_pieces = losses_of(model, ids, Purpose::Pieces, [&](const Activations& acts, int t) {
         restarts += t < last;
         last = t;
-        lost = std::max(lost, acts.kept);
+        lost = std::max(lost, acts.forgotten);
     });
     CHECK(restarts > 0);
     CHECK(lost > 0);
