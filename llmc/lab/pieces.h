@@ -1,7 +1,7 @@
 // lab/pieces.h -- the losses of a window of any length, in memory that hardly grows with it.
 //
 // A causal forward may take a window in pieces. Each continues from the keys and values of those before it, with the
-// same bits as one forward. If the biases of all layers zero distant keys (attention/skip.cuh), keys that no
+// same bits as one forward. If the biases of all layers zero distant keys (attention/choose_cpu.cuh), keys that no
 // query will visit are forgotten. Which ones a later query visits is not known in advance: KEPT_REACHES times the
 // longest way back to a visited key so far are kept. If a query visits the very first of those, it may need an earlier
 // one; then the window is computed once more, and more keys are kept.
@@ -21,7 +21,7 @@ template <class Model> bool in_pieces(const Model& model, int T) {
 template <class Model, class Acts> bool forgets(const Model& model, const Acts& acts) {
     for (int l = 0; l < model.config.L; l++) {
         const PositionView v = layer_position(model, acts, l, acts.T).bias();
-        if (!skips_tiles(find_flash_bias(*v.config), acts.T, v.run->tile_skip)) { return false; }
+        if (!skips_tiles(find_flash_bias(*v.config), acts.T, v)) { return false; }
     }
     return true;
 }
@@ -31,7 +31,7 @@ template <class Model, class Acts> bool forgets(const Model& model, const Acts& 
 template <class Model, class Acts> int longest_reach(const Model& model, const Acts& acts, int t0, int n) {
     const int NH = model.config.NH, tiles = ceil_div(acts.T, ATTENTION_TILE);
     const int from = t0 / ATTENTION_TILE, to = ceil_div(t0 + n, ATTENTION_TILE);
-    std::vector<int> first((size_t)(to - from));                // attention/skip.cuh leaves it in attscratch
+    std::vector<int> first((size_t)(to - from));                // attention/choose_cpu.cuh leaves it in attscratch
     int reach = 0;
     for (int row = 0; row < model.config.L * NH; row++) {
         const int* found = (const int*)acts.a.attscratch(row / NH) + (size_t)(row % NH) * tiles + from;

@@ -29,7 +29,7 @@
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
 //   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
-// The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, attention/skip.cuh). The
+// The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, choose_cpu.cuh). The
 // rest have heavy tails.
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;

@@ -1,5 +1,5 @@
-// attention/skip.cuh -- the tiles of keys that the bias has already zeroed, for the portable kernels of a CPU, causal:
-// found before attention runs, and then neither read nor computed.
+// attention/choose_cpu.cuh -- builds for a CPU choose nothing. But causal attention skips the tiles of keys that the
+// bias has already zeroed: they are found before it runs, and neither read nor computed.
 //
 // The bound is that of flash/skip.cuh, in natural units. With j the last key of tile n, all logits of query i in the
 // tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij, and its largest logit is at least that of its own key, which
@@ -9,6 +9,9 @@
 #pragma once
 
 #include "visits.cuh"
+
+// floats for first_key and key_norm
+inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
 
 // first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.forgotten. key_norm, the same
 // shape: the longest key of the tiles 0 .. n. Those of the tokens before t0 are there. One block per (batch, head)
@@ -68,10 +71,35 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
     }
 }
 
-// first_key, key_norm (B*NH,ceil(stride/ATTENTION_TILE))
-template <class Bias>
-void attention_skip(int* first_key, float* key_norm, const floatX* qkv, const Bias& bias, const AttentionDims& dims,
-                    int B, float tau, Stream stream) {
-    const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
-    launch(attention_skip_kernel<Bias>, grid, first_key, key_norm, qkv, bias, dims, tau);
+// Sets dims.first_key where a causal bias zeroes tiles.
+template <bool Causal, class Position>
+void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Position& position, int B,
+                Stream stream) {
+    constexpr FlashBias Kind = flash_form<Position>;
+    if constexpr (Causal && flash_skips(Kind)) {
+        const int whole = position.v.decodes ? dims.T : dims.stride;    // tokens of the prompt, or of the whole window
+        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Kind, whole, position.v)) { return; }
+        int* first_key = (int*)scratch;
+        float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
+        const float tau = 0.693147181f * tile_skip_tau(whole, position.v.run->tile_skip);
+        const auto bias = position.bias();
+        const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
+        launch(attention_skip_kernel<std::decay_t<decltype(bias)>>, grid, first_key, key_norm, qkv, bias, dims, tau);
+        dims.first_key = first_key;
+    }
+}
+
+inline bool uses_flash(const PositionConfig&, int) { return false; }
+template <bool Causal, class... Arguments> bool choose_forward(const Arguments&...) { return false; }
+template <bool Causal, class... Arguments> bool choose_backward(const Arguments&...) { return false; }
+inline size_t attention_backward_scratch(const PositionConfig&, int B, int T, int NH, int HS) {
+    return portable_attention_backward_scratch(B, T, NH, HS) + tile_skip_scratch(B, T, NH);
+}
+// see live_tile_share
+inline double chosen_share(const float* scratch, const PositionView& v, int T, Stream stream) {
+    if (!v.causal) { return 1.0; }
+    const int tiles = ceil_div(T, ATTENTION_TILE);
+    std::vector<int> first_key((size_t)v.NH * tiles);
+    copy_to_host(first_key.data(), scratch, sizeof(int) * first_key.size(), stream);
+    return tile_share(v.NH * tiles, tiles, true, [&](int x) { return x % tiles + 1 - first_key[x] / ATTENTION_TILE; });
 }
