@@ -263,17 +263,6 @@ TEST_CASE("an update keeps padding at zero and every tensor within its bounds", 
     }
 }
 
-TEST_CASE("a run that had --plans, which is gone, is resumed only if its bits may differ", "[gpt2]") {
-    Options o(GPT2_FLAG);
-    Json state = RunState().to_json(o);
-    RunState s;
-    s.from_json(state, o, "state.json");
-    state["plans"] = "27 plans for a GPU";
-    CHECK(throws_with([&] { s.from_json(state, o, "state.json"); }, "--allow_change plans") == EXIT_BAD_INPUT);
-    o.allow_change = {"plans"};
-    s.from_json(state, o, "state.json");
-}
-
 TEST_CASE("the banner says which bias no tensor-core kernel knows, on a CPU too", "[gpt2]") {
     const Gpu none;
     const std::string note = attention_note(parse_position("cope", 64), none);

@@ -147,17 +147,22 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
     wanted.config = path;
     CHECK(options_json(o) == options_json(wanted));
     CHECK((o.is_given("lr") && o.is_given("curve") && !o.is_given("seed")));
-    // a run of an earlier version, whose flags that are gone had their defaults
+    // the record of a run of an earlier version, or of the other trainer: a note names the flags that are not known
     const std::string old = "test/fixtures/old_train_gpt2/step_00000020/state.json";
     const Json old_flags = read_json(old).at("options");
-    CHECK(with(json_text(Json{{"flags", old_flags}})).out == old_flags.at("out"));
+    const Options found = with(json_text(Json{{"kind", "config"}, {"flags", old_flags}}));
+    CHECK(found.out == old_flags.at("out"));
+    REQUIRE(found.notes.size() == 1);
+    CHECK(found.notes[0].find("--config: this trainer has no flags ") == 0);
+    CHECK(found.notes[0].find("no_fallback 0, on_save_error warn") != std::string::npos);
+    const Options other = with(R"({"kind": "config", "flags": {"pairs": "x", "a\nb": [1, true], "lr": 0.5}})");
+    CHECK((other.lr == 0.5 && !other.is_given("pairs")));
+    CHECK(other.notes == Names{"--config: this trainer has no flags pairs x, a\\x0ab 1,1"});
     // and nothing else
     struct { const char *text, *message; } bad[] = {
         {"{}", "expected an object with \"flags\""}, {"[1]", "expected an object"}, {"{", "flags.json"},
         {R"({"flags": {}, "flag": 1})", "\"flag\": expected one of kind, commit, time, encoding, flags"},
         {R"({"flags": {"lrr": 1}})", "\"lrr\" is not a flag of this trainer; did you mean lr? --help"},
-        {R"({"flags": {"on_save_error": "stop"}})", "\"on_save_error\" is a flag of an earlier version; expected its "
-                                                    "default, warn, or none, got \"stop\""},
         {R"({"flags": {"pairs": "x"}})", "\"pairs\" is not a flag of this trainer"},
         {R"({"flags": {"config": "x"}})", "\"config\" is not a flag"},
         {R"({"flags": {"lr": "fast"}})", "flags.json: lr: expected a number from 0"},
@@ -165,19 +170,6 @@ TEST_CASE("args: a file of flags, over which the command line wins", "[args]") {
         {R"({"flags": {"B": {"a": 1}}})", "B: expected an int"}};
     for (const auto& b : bad) { CHECK(throws_with([&] { with(b.text); }, b.message) == EXIT_BAD_INPUT); }
     CHECK(throws_with([&] { parse({"--config", dir / "none"}); }, "none: cannot open") == EXIT_BAD_INPUT);
-}
-
-TEST_CASE("args: the record of a run of an earlier version, whose flags have gone", "[args]") {
-    TempDir dir;
-    const std::string path = dir / "log.jsonl";
-    const auto read = [&](Program trainer, const std::string& flags) {
-        write_file(path, R"({"kind":"config","commit":"a491a70797","encoding":{},"flags":{)" + flags + "}}\n");
-        return parse({"--config", path}, trainer);
-    };
-    CHECK(read(GPT2_FLAG, R"("zero":1,"verify_every":0,"probe":"","plans":"","steps":3)").steps == 3);
-    CHECK(read(BERT_FLAG, R"("zero":0,"corpus":"","queries":"","qrels":"","steps":4)").steps == 4);
-    CHECK(throws_with([&] { read(GPT2_FLAG, R"("probe":"copy")"); },
-                      "\"probe\" is a flag of an earlier version; expected its default") == EXIT_BAD_INPUT);
 }
 
 TEST_CASE("args: unknown flags are refused, with the nearest name", "[args]") {

@@ -16,15 +16,6 @@ const char* const refused_flags[][2] = {
     {"-nm", "copy the checkpoints to keep; --keep N keeps the last ones"},
 };
 
-// Flags of earlier versions that a recorded run may have, and the values that still have their meaning
-const char* const removed_flags[][2] = {
-    {"no_fallback", "0"}, {"on_save_error", "warn"}, {"major", "0"}, {"log_every", "1"}, {"deterministic", "1"},
-    {"probe_lengths", ""}, {"probe_examples", "64"}, {"gpus", "1"}, {"as_ranks", "0"},
-    {"recipe", ""}, {"checkpoint_async", "0"}, {"host_exchange", "0"}, {"leaves", "-1|0|1|2|4|8"},
-    {"version", "0"}, {"list", "0"}, {"plans", ""}, {"verify_every", "0"},
-    {"zero", "0|1"}, {"probe", ""}, {"corpus", ""}, {"queries", ""}, {"qrels", ""},
-};
-
 // llm.c's flags that have no effect here: the accepted values, and the notice
 struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
 const NoOpFlag no_op_flags[] = {
@@ -43,7 +34,7 @@ struct Options {
 #undef X
 #undef GROUP
     Names given; // the flags of the command line, by long name
-    Names notes; // the start banner's notices of no_op_flags
+    Names notes; // the start banner's notices
     Program program = GPT2_FLAG;
 
     Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
@@ -154,21 +145,8 @@ inline std::string json_words(const Json& value) {
     return s;
 }
 
-// Whether `name` is one of removed_flags; dies if its value has lost its meaning.
-inline bool is_removed(const std::string& name, const Json& value, const std::string& path) {
-    for (auto& removed : removed_flags) {
-        if (name != removed[0]) { continue; }
-        Text text;
-        check(parse_value(json_words(value), one_of(removed[1]), text), "%s: \"%s\" is a flag of an earlier version; "
-              "expected its default, %s, or none, got %s", path.c_str(), removed[0], removed[1],
-              json_excerpt(value).c_str());
-        return true;
-    }
-    return false;
-}
-
-// j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}; the command line wins over it. The other keys of
-// log.jsonl's config record are allowed, and ignored.
+// j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}; the command line wins over it. log.jsonl's config
+// record of an earlier run has other keys, too, and perhaps flags that this trainer does not have: a note names them.
 inline void take_config(Options& o, const Json& j, const std::string& path) {
     const Json defaults = options_json(Options(o.program));
     const Names known = {"kind", "commit", "time", "encoding", "flags"};
@@ -178,16 +156,22 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
         check(std::find(known.begin(), known.end(), item.key()) != known.end(), "%s: \"%s\": expected one of kind, "
               "commit, time, encoding, flags", path.c_str(), item.key().c_str());
     }
+    std::string unknown;
     for (const auto& item : j["flags"].items()) {
         const std::string& name = item.key();
-        if (is_removed(name, item.value(), path)) { continue; }
-        check(defaults.contains(name) && name != "config", "%s: \"%s\" is not a flag of this trainer; %s--help lists "
-              "them", path.c_str(), name.c_str(), did_you_mean(name, keys_of(defaults)).c_str());
+        const bool known_flag = defaults.contains(name) && name != "config";
+        if (!known_flag && j.contains("kind")) {
+            unknown += (unknown.empty() ? "" : ", ") + printable(name + " " + json_words(item.value()));
+            continue;
+        }
+        check(known_flag, "%s: \"%s\" is not a flag of this trainer; %s--help lists them", path.c_str(), name.c_str(),
+              did_you_mean(name, keys_of(defaults)).c_str());
         const std::string value = json_words(item.value());
         if (o.is_given(name) || value == json_words(defaults[name])) { continue; }
         set_option(o, name, path + ": " + name, value);
         o.given.push_back(name);
     }
+    if (!unknown.empty()) { o.notes.push_back("--config: this trainer has no flags " + unknown); }
 }
 
 // The command line as Options, or an Error that names the flag. Stops at --help, so that it works even if the rest of

@@ -36,9 +36,6 @@ struct RunState {
         updates = json_int(j, "updates", 0, step, what);
         sample = (uint64_t)json_int(j, "sample", 0, INT64_MAX, what);
         guard.from_json(json_at(j, "guard", what), what);
-        const std::string plans = j.contains("plans") ? json_string(j, "plans", what) : "";
-        check(plans.empty() || may_change(options, "plans"), "%s: the run to be resumed had --plans, which this "
-              "version does not have; give --allow_change plans to resume it with other bits", what.c_str());
     }
 };
 
