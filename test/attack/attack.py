@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """attack.py -- both trainers as bad luck and bad input meet them: killed, signalled, on damaged checkpoints, hostile
-files, other data, without memory, and with closed descriptors. Whatever happens, a trainer ends with a code that it
-promises and a message, and its checkpoints continue to the same bits.
+files, other data, without memory, and with a console that takes nothing. Whatever happens, a trainer ends with a code
+that it promises and a message, and its checkpoints continue to the same bits.
 
     make attack                                    20 cases of each scene
     make attack ARGS='kills flips --seed 7 --count 500'
@@ -370,26 +370,12 @@ def limits(place):
     place.run(arguments, PROMISED, limit)
 
 
-def descriptors(place):
-    """closed descriptors, a full device, a reader that leaves: files stay what they are, nothing is lost unsaid"""
+def console(place):
+    """a full device, a reader that leaves: files stay what they are, nothing is lost unsaid"""
     rng = place.rng
     expect(place.run(place.train(30, 10)) == 0, "the first run failed")
-    bits, log = place.bits(30), read(os.path.join(place.out, "main.log"))
-    loaded = place.checkpoint(30)
-    how = rng.choice(["closed", "closed", "full", "reader"])
-    if how == "closed":
-        gone = [fd for fd in (0, 1, 2) if rng.random() < 0.6] or [1]
-        again = place / "again"
-        redirect = " ".join({0: "<&-", 1: ">&-", 2: "2>&-"}[fd] for fd in gone)
-        arguments = [*place.train(30, 10)[:-1], again]
-        code = subprocess.run(["sh", "-c", f'exec "$0" "$@" {redirect}', place.trainer, *arguments], env=ENVIRONMENT,
-                              stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                              timeout=SECONDS, check=False).returncode
-        place.out = again
-        expect(code == 0, f"closed {gone}: exit code {code}")
-        expect(place.bits(30) == bits, f"closed {gone}: other bits")
-        expect(read(os.path.join(again, "main.log")) == log, f"closed {gone}: main.log is another")
-    elif how == "full":
+    bits, loaded = place.bits(30), place.checkpoint(30)
+    if rng.random() < 0.5:
         use = rng.choice([["--help"], *(["--load", loaded, *use] for use in place.uses())])
         with open("/dev/full", "wb") as full:
             code = place.start(use, stdout=full).wait()
@@ -452,7 +438,7 @@ def allocations(place):
     expect(code != 0 or use is None or read(place / "stdout") == result, f"{fails} of {total}: another result")
 
 
-SCENES = [kills, signals, flips, hostile, data, limits, allocations, descriptors]
+SCENES = [kills, signals, flips, hostile, data, limits, allocations, console]
 
 
 @functools.lru_cache(maxsize=None)

@@ -1413,35 +1413,25 @@ TEST_CASE("run: limits of memory, threads no machine has, and batches that fit i
     CHECK(contains(ids.err, "--total_batch"));
 }
 
-TEST_CASE("run: closed descriptors, and a stdout that takes nothing", "[run][descriptors]") {
+TEST_CASE("run: a stdout that takes nothing", "[run]") {
     if (!have_program()) { return; }
     Place place;
-    const auto in_shell = [&](const Flags& f, const std::string& end, const std::string& name) {
-        return Process("/bin/sh", {"-c", place.command(f) + end}, place / name).wait();
+    const auto in_full = [&](const Flags& f, const std::string& name) {
+        return Process("/bin/sh", {"-c", place.command(f) + " > /dev/full"}, place / name).wait();
     };
     REQUIRE(place.run(place.base).code == 0);
-    const std::string log = read_file(place.out() + "/main.log");
-    int n = 0;
-    for (const char* closed : {" <&-", " >&-", " 2>&-", " <&- >&-", " <&- >&- 2>&-"}) {      // 1 files stay as they are
-        INFO(closed);
-        const std::string name = strprintf("closed%d", n++);
-        CHECK(in_shell(place.base.set("--out", place / name), closed, name + ".log").code == 0);
-        CHECK(read_file(place / name + "/main.log") == log);
-    }
     const Flags load = Flags().set("--load", step_dir(place.out(), 12));
     const Flags uses[] = {place.base.without("--out").set("--check"), Flags().set("--help"),
                           load.set("--generate", "the"),
                           load.with("--eval_lengths 16").set("--val_files", place / "val.txt")};
-    for (const Flags& use : uses) {                             // 2 what is to be printed, and cannot be
-        for (const char* nowhere : {" > /dev/full", " >&-", " <&- >&-"}) {
-            INFO(use.words().back() << nowhere);
-            const Outcome o = in_shell(use, nowhere, "full.log");
-            INFO(o.err);
-            CHECK(o.code == EXIT_BAD_INPUT);
-            CHECK(contains(o.err, "cannot write to stdout"));
-        }
+    for (const Flags& use : uses) {                             // 1 what is to be printed, and cannot be
+        INFO(use.words().back());
+        const Outcome o = in_full(use, "full.log");
+        INFO(o.err);
+        CHECK(o.code == EXIT_BAD_INPUT);
+        CHECK(contains(o.err, "cannot write to stdout"));
     }
-    CHECK(in_shell(place.base.set("--out", place / "full"), " > /dev/full", "train.log").code == 0);    // 3 training
+    CHECK(in_full(place.base.set("--out", place / "full"), "train.log").code == 0);             // 2 training
     CHECK(path_exists(step_dir(place / "full", 12)));
 }
 

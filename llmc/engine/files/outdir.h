@@ -191,8 +191,8 @@ inline std::string find_checkpoint(const std::string& out) {
 // ----------------------------------------------------------------------------------------------------------
 // tidying
 
-// Removes a directory and the files in it, or a symbolic link to one. Directories in it do not belong to the run: they
-// are kept for the user, in OUT/kept_<name>.
+// Removes a directory and the files in it, or a symbolic link to one. A directory in it is the user's and stays, with a
+// warning.
 inline void remove_checkpoint_files(const std::string& dir) {
     struct stat st;
     if (lstat(dir.c_str(), &st) != 0) { return; }
@@ -201,16 +201,10 @@ inline void remove_checkpoint_files(const std::string& dir) {
     for (const std::string& name : list_directory(dir)) {
         const std::string path = dir + "/" + name;
         const bool ours = lstat(path.c_str(), &st) != 0 || !S_ISDIR(st.st_mode);
-        if (ours) { io_unlink(path); } else { below = name; }
+        if (ours) { io_unlink(path); } else { below = path; }
     }
     if (below.empty()) { io_rmdir(dir); return; }
-    const size_t slash = dir.rfind('/') + 1;
-    const std::string to = dir.substr(0, slash) + "kept_" + dir.substr(dir.find("step_", slash));
-    std::string free = to;
-    for (int n = 1; name_is_taken(free); n++) { free = to + "." + std::to_string(n); }
-    io_rename(dir, free);
-    say("warning: the deleted checkpoint contained the directory %s, which is kept as %s/%s", below.c_str(),
-        free.c_str(), below.c_str());
+    say("warning: the directory %s in a deleted checkpoint is not this run's, and stays; move it away", below.c_str());
 }
 
 // Removes what a killed run has left; for the holder of the OutputLock. A checkpoint that was set aside gets its name

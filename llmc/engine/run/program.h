@@ -72,15 +72,6 @@ inline void release_signals() {
 // ----------------------------------------------------------------------------------------------------------
 // errors
 
-// A program calls this first. If stdin, stdout or stderr is closed, the next file that it opens would get that number,
-// and printing would write into that file. Read-only, so that printing fails as on a full disk.
-inline void open_closed_descriptors() {
-    for (int fd = 0; fd <= 2; fd++) {
-        if (fcntl(fd, F_GETFD) >= 0 || errno != EBADF) { continue; }
-        if (open("/dev/null", O_RDONLY) != fd) { _exit(EXIT_DEVICE); }        // the lowest free number is fd
-    }
-}
-
 // Prints an error and returns its code. When memory has run out, it allocates none.
 inline int report_error(int code, const char* message) {
     try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
@@ -189,7 +180,6 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
 
 // A trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
 template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
-    open_closed_descriptors();
     report_sudden_ends();
     wait_politely(argv);
     return run_on_ranks(program, trainer, argc, argv);
