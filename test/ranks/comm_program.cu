@@ -164,7 +164,7 @@ void test_bad_tensor(Parameters& p, float* grads) {
     const size_t tensors = p.table.specs.size();
     const float bad = INFINITY;
     std::map<size_t, size_t> ends;                              // of each tensor, this rank's last element
-    for (const Slice& own : p.owned) {
+    for (const Slice& own : p.exchange.owned) {
         for (const TensorPiece& piece : p.table.pieces(own)) { ends[piece.tensor] = piece.at + piece.size - 1; }
     }
     expect(first_bad_tensor(p, grads).empty(), "a tensor that is finite", 1, 1);
@@ -219,8 +219,8 @@ void test_steps(int steps, uint64_t seed, int L, int n, int leaves) {
         }
         const StepGradient g = gradient_end(p, n, 1);
         size_t leaves_rank = 0;                                 // floats of one exchange
-        for (size_t b = 0; b < p.owned.size(); b++) {
-            const Slice own = p.owned[b], block = p.table.blocks[b];
+        for (size_t b = 0; b < p.exchange.owned.size(); b++) {
+            const Slice own = p.exchange.owned[b], block = p.table.blocks[b];
             leaves_rank += block.size() - block_slice(block, c.rank).size();
             copy_to_host(host.data(), g.grads + own.begin, sizeof(float) * own.size(), p.stream);
             for (size_t j = 0; j < own.size(); j += 1 + (j + seed) % 41) {

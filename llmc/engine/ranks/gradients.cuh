@@ -33,9 +33,8 @@ inline std::vector<size_t> siblings_of(int leaf, int leaves) {
 // The memory to which micro-batch i of this rank's n adds its gradient; it is 0 for the first one of a leaf.
 inline float* gradient_begin(Parameters& p, int i, int n) {
     const int leaves = n / p.leaf;
-    p.closing = i + 1 == n;
-    std::fill(p.summed.begin(), p.summed.end(), 0);
-    if (p.closing) { p.siblings = siblings_of(leaves - 1, leaves); }
+    p.exchange.closing = i + 1 == n;
+    if (p.exchange.closing) { p.exchange.siblings = siblings_of(leaves - 1, leaves); }
     if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
     return p.tree.back();
 }
@@ -45,33 +44,32 @@ constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
 // The last micro-batch's gradient of block b is complete: adds it to that of the other leaves, and starts the sum over
 // the ranks.
 inline void sum_block(Parameters& p, size_t b) {
-    const Slice block = p.table.blocks[b], own = p.owned[b];
+    Parameters::Exchange& x = p.exchange;
+    const Slice block = p.table.blocks[b], own = x.owned[b];
     float* sum = p.tree.back();
-    for (size_t k : p.siblings) {
+    for (size_t k : x.siblings) {
         add_to(p.tree[k] + block.begin, sum + block.begin, block.size(), p.stream);
         sum = p.tree[k];
     }
-    p.summed[b] = 1;
     if (comm().size > 1) {
-        p.own_work.record(p.stream);
-        p.own_work.hold(p.exchange_stream);
-        exchange_sum(sum + block.begin, block.size(), SUM_OF_GRADIENTS, p.exchange_stream);
+        x.own_work.record(p.stream);
+        x.own_work.hold(x.stream);
+        exchange_sum(sum + block.begin, block.size(), SUM_OF_GRADIENTS, x.stream);
     }
-    double* const partial = p.norm_partial + own.begin / NORM_CHUNK;
-    gradient_norm_begin(partial, sum + own.begin, own.size(), p.exchange_stream);
+    gradient_norm_begin(x.norm_partial + own.begin / NORM_CHUNK, sum + own.begin, own.size(), x.stream);
 }
 
-// A backward calls this when the gradients of layer l are complete, before it continues with layer l - 1.
-inline void layer_done(Parameters& p, int l) { if (p.closing) { sum_block(p, (size_t)l + 2); } }
+// A backward calls this for each layer l, from the last to the first, once its gradients are complete.
+inline void layer_done(Parameters& p, int l) { if (p.exchange.closing) { sum_block(p, (size_t)l + 2); } }
 
 // Micro-batch i of this rank's n is done. Leaves are summed in a binary tree over their index: tree[k] holds the sum of
 // 2^k neighbours until its sibling is done. After the last one tree.back() has the sum over all ranks.
 inline void gradient_add(Parameters& p, int i, int n) {
-    for (size_t b = 0; p.closing && b < p.summed.size(); b++) { if (!p.summed[b]) { sum_block(p, b); } }
     if ((i + 1) % p.leaf != 0) { return; }
     float*& leaf = p.tree.back();
-    if (p.closing) {
-        if (!p.siblings.empty()) { std::swap(p.tree[p.siblings.back()], leaf); }
+    if (p.exchange.closing) {
+        for (size_t outside_layers : {0, 1}) { sum_block(p, outside_layers); }
+        if (!p.exchange.siblings.empty()) { std::swap(p.tree[p.exchange.siblings.back()], leaf); }
         return;
     }
     const std::vector<size_t> siblings = siblings_of(i / p.leaf, n / p.leaf);
@@ -95,34 +93,31 @@ inline size_t count_targets(const int* targets, size_t n) {
 // The step's gradient, and its mean loss from the sums that loss_sum has left for each micro-batch (NAN without
 // targets). Only here the host waits for the device during a step.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
+    Parameters::Exchange& x = p.exchange;
     StepGradient g = {p.tree.back(), 0.0, NAN, counted};
     const size_t n = (size_t)micro_batches, ranks = (size_t)comm().size;
     const size_t chunks = p.table.total / NORM_CHUNK;
     // 1 wait
     if (ranks > 1) {
         settle_weights(p);
-        p.summed_all.record(p.exchange_stream);
-        exchange_wait(p.own_work, p.summed_all, SUM_OF_GRADIENTS);
-        p.summed_all.hold(p.stream);
+        x.summed.record(x.stream);
+        exchange_wait(x.own_work, x.summed, SUM_OF_GRADIENTS);
+        x.summed.hold(p.stream);
     }
     std::vector<double> sums(chunks + n);
-    copy_to_host(sums.data(), p.norm_partial, sizeof(double) * sums.size(), p.stream);
+    copy_to_host(sums.data(), x.norm_partial, sizeof(double) * sums.size(), p.stream);
     // 2 gather from all ranks: the losses of their micro-batches, and their slices' chunks of the norm
-    const size_t each = n + p.norm_chunks;
+    const size_t each = n + largest_share(p.table, (int)ranks) / NORM_CHUNK;
     std::vector<double> mine(sums.begin() + (ptrdiff_t)chunks, sums.end()), all(each * ranks);
-    const auto order = p.norm_order.begin() + (ptrdiff_t)((size_t)comm().rank * p.norm_chunks);
-    for (size_t c = 0; c < p.norm_chunks; c++) { mine.push_back(order[c] < chunks ? sums[order[c]] : 0.0); }
+    mine.resize(each);
+    for_each_norm_chunk(p.table, comm().rank, [&](size_t k, size_t c) { mine[n + k] = sums[c]; });
     comm_all_gather(all.data(), mine.data(), each, "losses");
     double loss = 0.0;
     for (size_t i = 0; i < n * ranks; i++) {                    // in their order in the step
         loss += all[i / n * each + i % n];
     }
     for (size_t r = 0; r < ranks; r++) {
-        const double* of_rank = &all[r * each];
-        for (size_t c = 0; c < p.norm_chunks; c++) {
-            const size_t chunk = p.norm_order[r * p.norm_chunks + c];
-            if (chunk < chunks) { sums[chunk] = of_rank[n + c]; }
-        }
+        for_each_norm_chunk(p.table, (int)r, [&](size_t k, size_t c) { sums[c] = all[r * each + n + k]; });
     }
     g.norm = gradient_norm_end(sums.data(), chunks);
     if (counted > 0) { g.loss = loss / (double)counted; }
@@ -132,10 +127,10 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
 // The name of the first tensor whose gradient is not finite, for the message of a skipped update.
 inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     size_t bad = p.table.specs.size();
-    for (size_t b = 0; b < p.owned.size(); b++) {
-        for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
+    for (size_t b = 0; b < p.exchange.owned.size(); b++) {
+        for (const TensorPiece& piece : p.table.pieces(p.exchange.owned[b])) {
             if (piece.tensor >= bad) { continue; }
-            const double norm = gradient_norm(p.norm_partial, grads + piece.at, piece.size, p.stream);
+            const double norm = gradient_norm(p.exchange.norm_partial, grads + piece.at, piece.size, p.stream);
             if (!std::isfinite(norm)) { bad = piece.tensor; }
         }
     }

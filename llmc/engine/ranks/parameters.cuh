@@ -1,17 +1,10 @@
 // ranks/parameters.cuh -- a model's parameters with their moments, and the update by a step's gradient, which is summed
 // in ranks/gradients.cuh.
 //
-// The layout has a block for each layer and two for the rest (base/tensor.h). On several ranks, the sum of a block
-// starts as soon as its gradient is complete, in the backward of a step's last micro-batch; each rank updates its slice
-// of every block; and the next forward waits for the new weights of a block before it reads them. A second stream does
-// all this:
-//
-//     stream            forward 0 1 2 | backward 2 1 0 |                 | forward 0 1 2 | ...
-//     exchange_stream                       sum 2 1 0 1 0 | update | gather 1 0 0 1 2
-//                                               layers, then the rest         the rest, then layers
-//
-// A rank holds the moments, and in bf16 builds the float32 weights, of its slices only: ZeRO-1 (Rajbhandari et al.
-// 2020).
+// The layout has a block for each layer and two for the rest (base/tensor.h). Several ranks exchange block by block:
+// each sums the gradient of its slice of every block, updates it, and sends the new weights to the other ranks. It
+// holds the moments, and in bf16 builds the float32 weights, of its slices only: ZeRO-1 (Rajbhandari et al. 2020).
+// docs/distributed.md shows a step: what runs on which stream, and what waits for what.
 #pragma once
 
 #include "../../adamw.cuh"
@@ -20,10 +13,39 @@
 
 struct Parameters {
     TensorTable table;                                      // the trainer's own tensors, then the encoding's
-    size_t first_position_param = 0;                        // index of the encoding's first
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
-    size_t first_position_file = 0;                         // index of the encoding's first
-    int leaf = 1;                                           // see gradients.cuh
+    size_t first_position_param = 0, first_position_file = 0;           // indices of the encoding's first in each
+    floatX* weights = nullptr;                              // the layers read these: master, or its copy in bf16
+    float* master = nullptr;                                // float32 weights: see Exchange::master_at()
+    float *m = nullptr, *v = nullptr;                       // AdamW's moments of this rank's slices: moment_at()
+    AdamWTable update;                                      // the pieces of these slices
+    int leaf = 1;                                           // micro-batches that share a gradient: see gradients.cuh
+    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, and the
+    // last one is being filled
+    double* loss_sums = nullptr;                            // one sum of losses per micro-batch of a step
+    Stream stream = {};
+
+    // What the exchange with the other ranks needs. One rank owns whole blocks, and has only one stream.
+    struct Exchange {
+        std::vector<Slice> owned;                           // (blocks) this rank's slice of each block
+        std::vector<size_t> in_moments, in_master;          // (blocks) where it begins in m and v, and in master
+        bool shares = false;                                // the slices are not whole blocks
+        bool shares_master = false;                         // master holds only the slices, too
+        Stream stream = {};
+        double* norm_partial = nullptr;                     // partial sums of gradient_norm, one per chunk
+        // the current step
+        bool closing = false;                               // this backward is the step's last
+        std::vector<size_t> siblings;                       // the buffers to which this leaf's sum will be added
+        Event own_work, summed;                             // before and after the last sum over the ranks
+        // the previous update
+        bool gathers = false;                               // the gather of its weights is not finished
+        Event updated, gathered;
+        std::vector<Event> ready;                           // (blocks) this rank has its new weights
+
+        // Where element `at` of the layout, which this rank owns in block b, is in m and v, and in master
+        size_t moment_at(size_t b, size_t at) const { return in_moments[b] + at - owned[b].begin; }
+        size_t master_at(size_t b, size_t at) const { return in_master[b] + at - owned[b].begin; }
+    } exchange;
 
     void add_position(const std::vector<TensorSpec>& params) {
         first_position_param = table.specs.size();
@@ -35,39 +57,6 @@ struct Parameters {
         files.push_back({name + ".weight", weight, layer, (size_t)row0, (size_t)rows, transposed});
         files.push_back({name + ".bias", bias, layer, (size_t)row0, (size_t)rows, false});
     }
-    floatX* weights = nullptr;                              // the layers read these: master, or its copy in bf16
-    float* master = nullptr;                                // float32 weights: see master_at()
-    float *m = nullptr, *v = nullptr;                       // AdamW's moments of this rank's slices: moment_at()
-    AdamWTable update;                                      // the pieces of these slices
-    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, and the
-    // last one is being filled
-    double* norm_partial = nullptr;                         // partial sums of gradient_norm, one per chunk
-    double* loss_sums = nullptr;                            // after them: one sum of losses per micro-batch of a step
-    Stream stream = {}, exchange_stream = {};
-
-    // This rank's slice of each block, and where it begins in m and v
-    std::vector<Slice> owned;
-    std::vector<size_t> held;
-    bool shares = false;                                    // the slice is not the whole block
-    bool shares_master = false;                             // master holds only the slices, too
-    // Where element `at` of the layout, which this rank owns in block b, is in m and v, and in master. The encoding
-    // reads its float32 weights (block 0), so every rank has all of block 0.
-    size_t moment_at(size_t b, size_t at) const { return held[b] + at - owned[b].begin; }
-    size_t master_at(size_t b, size_t at) const {
-        return shares_master && b > 0 ? table.blocks[0].size() + moment_at(b, at) - held[1] : at;
-    }
-
-    // The current step
-    bool closing = false;                                   // this backward is the step's last
-    std::vector<size_t> siblings;                           // the buffers to which this leaf's sum will be added
-    std::vector<char> summed;                               // blocks whose sum over the ranks has started
-    size_t norm_chunks = 0;                                 // in the slices of the rank that has most
-    std::vector<size_t> norm_order;                         // (ranks, norm_chunks): the index of the chunk, or none
-    Event own_work, summed_all;                             // before and after the last sum over the ranks
-    // The previous update
-    bool gathers = false;                                   // the gather of its weights is not finished
-    Event updated, gathered;
-    std::vector<Event> ready;                               // for each block: this rank has its new weights
 };
 
 // A tensor without a FileTensor would be missing in every checkpoint.
@@ -120,45 +109,49 @@ inline size_t largest_share(const TensorTable& table, int ranks) {
     return n;
 }
 
+// Plans the slices; without training, a rank holds everything.
 inline void plan_slices(Parameters& p, bool trains) {
-    const int ranks = comm().size;
-    p.shares = trains && ranks > 1;
-    p.shares_master = p.shares && sizeof(floatX) != sizeof(float);
-    size_t at = 0;
+    Parameters::Exchange& x = p.exchange;
+    x.shares = trains && comm().size > 1;
+    x.shares_master = x.shares && sizeof(floatX) != sizeof(float);
+    size_t held = 0, master = 0;
     for (const Slice& block : p.table.blocks) {
-        p.owned.push_back(p.shares ? block_slice(block, comm().rank) : block);
-        p.held.push_back(at);
-        at += p.owned.back().size();
+        const bool whole = x.owned.empty() || !x.shares_master;         // the encoding reads master's block 0
+        x.owned.push_back(x.shares ? block_slice(block, comm().rank) : block);
+        const Slice own = x.owned.back();
+        x.in_moments.push_back(held);
+        x.in_master.push_back(whole ? own.begin : master);
+        held += own.size();
+        master += whole ? block.size() : own.size();
     }
-    p.ready.resize(p.owned.size());
-    p.summed.resize(p.owned.size());
-    if (!p.shares) { return; }
-    p.norm_chunks = largest_share(p.table, ranks) / NORM_CHUNK;
-    for (int r = 0; r < ranks; r++) {
-        for (const Slice& block : p.table.blocks) {
-            const Slice s = block_slice(block, r);
-            for (size_t c = s.begin; c < s.end; c += NORM_CHUNK) { p.norm_order.push_back(c / NORM_CHUNK); }
-        }
-        p.norm_order.resize((size_t)(r + 1) * p.norm_chunks, SIZE_MAX);
+    x.ready.resize(x.owned.size());
+}
+
+// Calls chunk(k, c) for the chunks c of the gradient's norm that are in a rank's slices, in their order: k = 0, 1, ...
+template <class F> void for_each_norm_chunk(const TensorTable& table, int rank, F chunk) {
+    size_t k = 0;
+    for (const Slice& block : table.blocks) {
+        const Slice own = block_slice(block, rank);
+        for (size_t at = own.begin; at < own.end; at += NORM_CHUNK) { chunk(k++, at / NORM_CHUNK); }
     }
 }
 
 // Memory for all float32 weights of block b between two steps: in master, or, if this rank holds only a part of master,
 // in a buffer of gradients.
 inline float* whole_master(Parameters& p, size_t b) {
-    return (p.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
+    return (p.exchange.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
 }
 // For each block in turn calls fill(data, block), which sets the block's float32 weights in data (block) on the device,
 // and rounds them to `weights` as update number t did. t = 0: rounds to the nearest
 template <class Fill> void set_master(Parameters& p, uint64_t seed, int t, Fill fill) {
-    for (size_t b = 0; b < p.owned.size(); b++) {
-        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
+    for (size_t b = 0; b < p.exchange.owned.size(); b++) {
+        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.exchange.owned[b];
         float* const data = whole_master(p, b);
         fill(data, block);
         round_weights(p.weights, data, p.table, block, seed, t, p.stream);
-        if (!p.shares_master) { continue; }
+        if (!p.exchange.shares_master) { continue; }
         const float* from = data + (held.begin - block.begin);
-        copy_on_device(p.master + p.master_at(b, held.begin), from, sizeof(float) * held.size(), p.stream);
+        copy_on_device(p.master + p.exchange.master_at(b, held.begin), from, sizeof(float) * held.size(), p.stream);
     }
 }
 // data (block), on the device: the initial values of a block
@@ -170,10 +163,10 @@ inline void fill_initially(const Parameters& p, float* data, Slice block, uint64
 
 // The pieces that this rank updates. Their places do not change, so AdamW's table is written once.
 inline void plan_update(Parameters& p) {
-    for (size_t b = 0; b < p.owned.size(); b++) {
-        for (const TensorPiece& piece : p.table.pieces(p.owned[b])) {
-            p.update.add(p.table.specs[piece.tensor], piece, p.master_at(b, piece.at), piece.at,
-                         p.moment_at(b, piece.at));
+    for (size_t b = 0; b < p.exchange.owned.size(); b++) {
+        for (const TensorPiece& piece : p.table.pieces(p.exchange.owned[b])) {
+            p.update.add(p.table.specs[piece.tensor], piece, p.exchange.master_at(b, piece.at), piece.at,
+                         p.exchange.moment_at(b, piece.at));
         }
     }
     p.update.upload(p.stream);
@@ -182,11 +175,11 @@ inline void plan_update(Parameters& p) {
 inline void trace_parameters(Parameters& p) {
     trace().open();
     trace().add("", p.weights, p.table, sizeof(floatX), true);
-    if ((void*)p.weights != (void*)p.master && !p.shares_master) {
+    if ((void*)p.weights != (void*)p.master && !p.exchange.shares_master) {
         trace().add("master.", p.master, p.table, sizeof(float), true);
     }
     for (const auto& moment : {std::make_pair("m.", p.m), std::make_pair("v.", p.v)}) {
-        if (!p.shares) { trace().add(moment.first, moment.second, p.table, sizeof(float), true); }
+        if (!p.exchange.shares) { trace().add(moment.first, moment.second, p.table, sizeof(float), true); }
     }
     for (size_t k = 0; k < p.tree.size(); k++) {
         trace().add(strprintf("gradient%zu.", k), p.tree[k], p.table, sizeof(float), false);
@@ -197,16 +190,17 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
     const size_t total = p.table.total, micro = (size_t)micro_batches;
     const auto floats = [](size_t n) { return (float*)device_malloc(sizeof(float) * n); };
     p.stream = device_stream();
-    p.exchange_stream = comm().size > 1 ? second_stream() : p.stream;
+    p.exchange.stream = comm().size > 1 ? second_stream() : p.stream;
     plan_slices(p, micro_batches > 0);
-    const size_t held = p.held.back() + p.owned.back().size();
-    p.master = floats(p.shares_master ? p.table.blocks[0].size() + held - p.held[1] : total);
+    const Parameters::Exchange& x = p.exchange;
+    const size_t last = x.owned.back().size(), moments = x.in_moments.back() + last;
+    p.master = floats(x.shares_master ? x.in_master.back() + last : total);
     p.weights = sizeof(floatX) == sizeof(float) ? (floatX*)p.master : (floatX*)device_malloc(sizeof(floatX) * total);
     if (micro_batches > 0) {
-        p.m = floats(held);
-        p.v = floats(held);
-        p.norm_partial = (double*)device_malloc(sizeof(double) * (total / NORM_CHUNK + micro));
-        p.loss_sums = p.norm_partial + total / NORM_CHUNK;
+        p.m = floats(moments);
+        p.v = floats(moments);
+        p.exchange.norm_partial = (double*)device_malloc(sizeof(double) * (total / NORM_CHUNK + micro));
+        p.loss_sums = p.exchange.norm_partial + total / NORM_CHUNK;        // one copy to the host has both
         plan_update(p);
         const int buffers = gradient_buffers(micro_batches / p.leaf);
         for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
@@ -216,61 +210,63 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
 }
 
 inline void parameters_free(Parameters& p) {
+    Parameters::Exchange& x = p.exchange;
     for (float* g : p.tree) { device_free(g); }
     if ((void*)p.weights != (void*)p.master) { device_free(p.weights); }
-    for (void* x : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)p.norm_partial}) { device_free(x); }
+    for (void* array : {(void*)p.master, (void*)p.m, (void*)p.v, (void*)x.norm_partial}) { device_free(array); }
     p.update.release();
-    for (Event* e : {&p.own_work, &p.summed_all, &p.updated, &p.gathered}) { e->release(); }
-    for (Event& e : p.ready) { e.release(); }
+    for (Event* e : {&x.own_work, &x.summed, &x.updated, &x.gathered}) { e->release(); }
+    for (Event& e : x.ready) { e.release(); }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the update
 
 inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
-    Stream s = p.exchange_stream;
+    Parameters::Exchange& x = p.exchange;
     // 1 what this rank updates, in one launch: no block can start before the norm of all gradients is known
-    adamw_update(p.weights, p.master, grads, p.m, p.v, p.update, adamw, s);
+    adamw_update(p.weights, p.master, grads, p.m, p.v, p.update, adamw, x.stream);
     if (comm().size == 1) { return; }
-    p.updated.record(s);
-    p.updated.hold(p.stream);                   // the gradient's memory may be used again
+    x.updated.record(x.stream);
+    x.updated.hold(p.stream);                   // the gradient's memory may be used again
     // 2 the other ranks' slices, in the order in which a forward reads them
-    for (size_t i = 0; i < p.owned.size(); i++) {
+    for (size_t i = 0; i < x.owned.size(); i++) {
         const size_t b = i < 2 ? 1 - i : i;
         const Slice block = p.table.blocks[b];
         if (b == 0) {
-            exchange_gather(p.master + block.begin, block.size(), "weights", s);
-            round_weights(p.weights, p.master + block.begin, p.table, block, adamw.seed, adamw.t, s);
+            exchange_gather(p.master + block.begin, block.size(), "weights", x.stream);
+            round_weights(p.weights, p.master + block.begin, p.table, block, adamw.seed, adamw.t, x.stream);
         } else {
-            exchange_gather(p.weights + block.begin, block.size(), "weights", s);
+            exchange_gather(p.weights + block.begin, block.size(), "weights", x.stream);
         }
-        p.ready[b].record(s);
+        x.ready[b].record(x.stream);
     }
-    p.gathered.record(s);
-    p.gathers = true;
+    x.gathered.record(x.stream);
+    x.gathers = true;
 }
 
 // A forward calls this before it reads the weights of layer l; first with l = -1, for the weights outside the layers.
 inline void layer_ready(Parameters& p, int l) {
-    if (!p.gathers) { return; }
-    for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.ready[b].hold(p.stream); }
+    if (!p.exchange.gathers) { return; }
+    for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.exchange.ready[b].hold(p.stream); }
 }
 
 // The host waits for the gather of the weights.
 inline void settle_weights(Parameters& p) {
-    if (!p.gathers) { return; }
-    exchange_wait(p.updated, p.gathered, "weights");
-    p.gathered.hold(p.stream);
-    p.gathers = false;
+    Parameters::Exchange& x = p.exchange;
+    if (!x.gathers) { return; }
+    exchange_wait(x.updated, x.gathered, "weights");
+    x.gathered.hold(p.stream);
+    x.gathers = false;
 }
 
 // A collective between two steps: all float32 weights, in the layout of the table
 inline float* gather_master(Parameters& p) {
     settle_weights(p);
-    for (size_t b = 0; p.shares_master && b < p.owned.size(); b++) {
-        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.owned[b];
+    for (size_t b = 0; p.exchange.shares_master && b < p.exchange.owned.size(); b++) {
+        const Slice block = p.table.blocks[b], held = b == 0 ? block : p.exchange.owned[b];
         float* const whole = whole_master(p, b);
-        copy_on_device(whole + (held.begin - block.begin), p.master + p.master_at(b, held.begin),
+        copy_on_device(whole + (held.begin - block.begin), p.master + p.exchange.master_at(b, held.begin),
                        sizeof(float) * held.size(), p.stream);
         if (b > 0) {
             exchange_now("weights", p.stream, [&] { exchange_gather(whole, block.size(), "weights", p.stream); });

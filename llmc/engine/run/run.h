@@ -164,10 +164,10 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     c.params = params;
     c.m = p.m;
     c.v = p.v;
-    c.complete = !p.shares;
-    for (size_t b = 0; p.shares && b < p.owned.size(); b++) {
-        for (TensorPiece piece : p.table.pieces(p.owned[b])) {
-            piece.at = p.moment_at(b, piece.at);
+    c.complete = !p.exchange.shares;
+    for (size_t b = 0; !c.complete && b < p.exchange.owned.size(); b++) {
+        for (TensorPiece piece : p.table.pieces(p.exchange.owned[b])) {
+            piece.at = p.exchange.moment_at(b, piece.at);
             c.held.push_back(piece);
         }
     }
