@@ -8,15 +8,25 @@
 //   C = NH * HS   channels                                     V, Vp       vocabulary, padded to a multiple of 128
 //   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
 //   M, R          rows with a target; rows of the head at a time
-#include "llmc/attention/choose.cuh"
-#include "llmc/gelu.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/engine/model.cuh"
-#include "llmc/rows.cuh"
-#include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
-#include "llmc/lab/use_bert.h"
+
+// In the order of a run:
+#include "llmc/engine/run/config.h"                 // the model's shape and encoding, from flags or a checkpoint
+#include "llmc/engine/text/dataloader.h"            // the tokens of a step
+#include "llmc/engine/text/mlm.h"                   // which of them are masked
+#include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
+#include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
+#include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
+#include "llmc/position/layer.cuh"                  // step 2: the encodings of a layer
+#include "llmc/attention/choose.cuh"                // step 3: attention over a sequence
+#include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization
+#include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
+#include "llmc/rows.cuh"                            // the rows of masked tokens, and the row of the token type
+#include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
+#include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
+#include "llmc/adamw.cuh"                           // the update
+#include "llmc/engine/run/banner.h"                 // a run around it: plan, banner, logs, checkpoints, signals
+#include "llmc/engine/run/help.h"                   // --help
+#include "llmc/lab/use_bert.h"                      // the work of a trained model, and contrastive training
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors

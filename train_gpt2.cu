@@ -6,15 +6,24 @@
 //   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
 //   C = NH * HS   channels of the residual stream              V, Vp       vocabulary, padded to a multiple of 128
 //   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
-#include "llmc/attention/choose.cuh"
-#include "llmc/attention/decode.cuh"
-#include "llmc/gelu.cuh"
-#include "llmc/layernorm.cuh"
-#include "llmc/matmul.cuh"
-#include "llmc/engine/model.cuh"
-#include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
-#include "llmc/lab/use_gpt2.h"
+
+// In the order of a run:
+#include "llmc/engine/run/config.h"                 // the model's shape and encoding, from flags or a checkpoint
+#include "llmc/engine/text/dataloader.h"            // the tokens of a step
+#include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
+#include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
+#include "llmc/layernorm.cuh"                       // steps 1, 6 and 10: normalization
+#include "llmc/matmul.cuh"                          // steps 2, 5, 7 and 9, and the logits: matrix products
+#include "llmc/position/layer.cuh"                  // step 3: the encodings of a layer
+#include "llmc/attention/choose.cuh"                // step 4: attention over a sequence
+#include "llmc/attention/decode.cuh"                //         attention of one new token to the tokens before it
+#include "llmc/gelu.cuh"                            // step 8: the nonlinearity
+#include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
+#include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
+#include "llmc/adamw.cuh"                           // the update
+#include "llmc/engine/run/banner.h"                 // a run around it: plan, banner, logs, checkpoints, signals
+#include "llmc/engine/run/help.h"                   // --help
+#include "llmc/lab/use_gpt2.h"                      // the work of a trained model: evaluation, samples, HellaSwag
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
