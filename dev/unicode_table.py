@@ -74,9 +74,10 @@ def class_runs():
 
 
 def fold_runs():
-    """the runs of characters that fold to one character, as numbers (distance from the start of the run before,
-    2 * length + (1 if the run takes every other character), first target); [character, up to three targets] of those
-    that fold to several; and the last character that folds to anything but itself"""
+    """the characters that fold to one character, in runs: distance from the start of the run before, length << 2 |
+    step, targets. Step 1 or 2: the run takes every character or every other one; the target is what the first becomes,
+    and the next becomes step more. Step 0: neighbours, with the target of each. Then [character, up to three targets]
+    of those that fold to several; and the last character that folds to anything but itself"""
     one, many = {}, {}
     for c in range(LAST + 1):
         if c in SURROGATES or c in HANGUL:
@@ -87,7 +88,7 @@ def fold_runs():
         elif f != [c]:
             assert 1 <= len(f) <= 3, hex(c)
             (one if len(f) == 1 else many)[c] = f
-    flat, taken, before = [], set(), 0
+    runs, taken = [], set()                         # [first character, step, targets]
     for c in sorted(one):
         if c in taken:
             continue
@@ -100,9 +101,17 @@ def fold_runs():
         # capitals stand side by side (A to Z) or alternate with their small letters (U+0100, U+0102, ...)
         step = 1 if length(1) >= length(2) else 2
         n = length(step)
-        taken.update(range(c, c + step * n, step))
-        flat += [c - before, 2 * n + step - 1, one[c][0]]
-        before = c
+        if n < 3:                                   # a list takes less space
+            step, n = 0, 1
+        taken.update(range(c, c + n * max(step, 1), max(step, 1)))
+        if step == 0 and runs and runs[-1][1] == 0 and runs[-1][0] + len(runs[-1][2]) == c:
+            runs[-1][2] += one[c]
+        else:
+            runs.append([c, step, [one[d][0] for d in range(c, c + n * max(step, 1), max(step, 1))]])
+    flat, before = [], 0
+    for first, step, targets in runs:
+        flat += [first - before, len(targets) << 2 | step] + (targets if step == 0 else targets[:1])
+        before = first
     long_folds = [v for c in sorted(many) for v in [c] + many[c] + [0] * (3 - len(many[c]))]
     return flat, long_folds, max(max(one), max(many))
 
@@ -152,8 +161,9 @@ print(f"const uint32_t UNICODE_LAST_FOLD = 0x{last_fold:X};       // characters 
 table("Runs of one class, from U+0000 on: length << 3 | class.",
       "const uint32_t UNICODE_CLASS_RUNS[]", class_runs())
 table("Runs of characters that fold to one character. Folding is: decompose canonically, drop Mn, lower the case.\n"
-      "// Three numbers per run: its distance from the start of the run before; 2 * length, plus 1 if the run takes\n"
-      "// every other character; what its first character becomes (the next becomes 1 more, or 2 more in such a run).",
+      "// A run: its distance from the start of the run before; length << 2 | step; targets. Step 1 or 2: the run\n"
+      "// takes every character or every other one; what the first becomes, and the next becomes step more.\n"
+      "// Step 0: neighbours, with the target of each.",
       "const uint32_t UNICODE_FOLD_RUNS[]", folds)
 table("Characters that fold to two or three. Four numbers each: the character, and what it becomes (0: no third).",
       "const uint32_t UNICODE_LONG_FOLDS[]", long_folds)

@@ -6,8 +6,7 @@
 #include <numeric>
 
 #include "../engine/model.cuh"
-#include "../engine/text/mlm.h"
-#include "../engine/text/tokenizer.h"
+#include "../engine/text/documents.h"
 
 // The `most` likeliest ids, the likeliest first, and of equal ones the smaller first.  x (V)
 inline std::vector<int> likeliest(const std::vector<float>& x, size_t most) {

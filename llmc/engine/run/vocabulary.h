@@ -8,7 +8,7 @@
 
 #include "../files/import.h"
 #include "../ranks/comm.h"
-#include "../text/mlm.h"
+#include "../text/tokenizer.h"
 
 inline bool is_bytes(const Tokenizer& t) { return !t.word_piece && t.tokens == Tokenizer::bytes().tokens; }
 

@@ -1,5 +1,5 @@
-// text/documents.h -- whole documents as ids [CLS] ... [SEP]: a collection of single ones, or groups (a query, its
-// positive, hard negatives).
+// text/documents.h -- what a BERT reads: tokens, some of them masked, and whole documents as ids [CLS] ... [SEP]: a
+// collection of single ones, or groups (a query, its positive, hard negatives).
 //
 // A shard of documents is one of dataloader.h, with two more header fields:
 //
@@ -15,7 +15,67 @@
 #include <unordered_set>
 
 #include "dataloader.h"
-#include "mlm.h"
+#include "tokenizer.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// masking: each token that is not special is chosen with probability 0.15. Of the chosen, 80 % become [MASK], 10 % a
+// random token, and 10 % stay.                                                 Devlin et al. 2019, section 3.1, task 1
+
+// The sample number of evaluation, which no training sample has. Its positions count in the whole stream of tokens, so
+// that windows of any length find the same tokens masked.
+constexpr uint64_t EVALUATION_SAMPLE = UINT64_MAX;
+constexpr uint64_t MASKING_STREAM = 0x4d4c4d;       // of random numbers that nothing else draws
+
+// ids (n): tokens first .. first + n - 1 of the sample -> inputs (n): the same, masked; targets (n): the token where
+// one was chosen, otherwise IGNORE_INDEX. inputs may be ids itself. Returns how many were chosen, possibly 0. The
+// choice is a pure function of (seed, sample, position) and the token, so that the number of ranks, the batch size and
+// restarts do not change it.
+inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n,
+                       const int* ids, int* inputs, int* targets, double share = 0.15) {
+    check(share >= 0.0 && share <= 1.0, "masking: expected a share of the tokens from 0 to 1, got %g", share);
+    const std::vector<int> skipped = special.ids();         // random tokens are drawn from the plain ones
+    const int plain = special.V - (int)skipped.size();
+    check(special.mask >= 0 && plain >= 1,
+          "masking: expected a vocabulary with [MASK] and at least one plain token, got one of %d ids", special.V);
+    const uint64_t stream = hash64(seed, MASKING_STREAM, sample);
+    int chosen = 0;
+    for (int k = 0; k < n; k++) {
+        const uint64_t position = first + (uint64_t)k;
+        const int id = ids[k];
+        // One draw decides both: chosen is [0, share), and of that [0, 0.8) share becomes [MASK], [0.8, 0.9) share a
+        // random token, and the rest stays.
+        const double draw = uniform01(stream, position);
+        const bool choose = draw < share && !special.is_special(id);
+        targets[k] = choose ? id : IGNORE_INDEX;
+        chosen += choose;
+        inputs[k] = id;
+        if (!choose || draw >= 0.9 * share) { continue; }
+        inputs[k] = special.mask;
+        if (draw < 0.8 * share) { continue; }
+        inputs[k] = (int)(uniform01(stream, position, 1) * (double)plain);
+        for (const int s : skipped) { inputs[k] += inputs[k] >= s; }    // each special id at or below moves it up
+    }
+    return chosen;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// documents
+
+// The ids of a text between [CLS] and [SEP]; "[MASK]" in the text is that token.
+inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special, const Tokenizer& tokenizer) {
+    std::vector<int> ids = {special.cls};
+    for (size_t at = 0; at <= text.size();) {
+        const size_t mask = text.find("[MASK]", at);
+        const std::string piece = text.substr(at, mask == std::string::npos ? mask : mask - at);
+        const std::vector<int> more = tokenizer.encode(piece);
+        ids.insert(ids.end(), more.begin(), more.end());
+        if (mask == std::string::npos) { break; }
+        ids.push_back(special.mask);
+        at = mask + strlen("[MASK]");
+    }
+    ids.push_back(special.sep);
+    return ids;
+}
 
 constexpr int MAX_GROUP = 1024;
 
@@ -48,8 +108,8 @@ struct Documents {
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
             check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
-            for (const std::string& path : paths) { add(path, wanted_group); }
-            check_names();
+            std::unordered_set<std::string> names;              // of all documents, none of which may be found twice
+            for (const std::string& path : paths) { add(path, wanted_group, names); }
         } catch (const Error& e) {
             throw Error(e.code, this->flag + ": " + e.what());
         }
@@ -97,7 +157,7 @@ struct Documents {
     static std::string ids_path(const std::string& path) { return path.substr(0, path.size() - 4) + ".ids"; }
 
 private:
-    static constexpr size_t MAX_FILES = 512;        // all are open at once, and a process usually has 1,024 descriptors
+    static constexpr size_t MAX_FILES = 512;        // all are open at once; a process usually has 1,024 descriptors
     static constexpr size_t MAX_TEXT = 16u << 20;   // bytes of a document of text, so that no file takes all memory
 
     // the last file whose first document is not after i
@@ -109,20 +169,19 @@ private:
     }
 
     // Opens, checks and indexes one file.
-    void add(const std::string& path, int wanted_group) {
+    void add(const std::string& path, int wanted_group, std::unordered_set<std::string>& names) {
         DocumentFile f{inspect_shard(path), File(path), false, {}, 0, {}, {}};
         const char* name = path.c_str();
         f.text = f.shard.width == 1;
         f.first = files.empty() ? 0 : files.back().first + files.back().documents();
         check(f.file.size == f.shard.file_bytes, "%s: its size changed while it was opened", name);
-        const auto index_of = tokenizer != nullptr ? &Documents::index_words : &Documents::index_text;
-        const int found = f.text ? (this->*index_of)(f) : index_shard(f);
-        check(wanted_group == 0 || found == wanted_group, "%s: expected %s, got %s", name,
-              group_text(wanted_group).c_str(), group_text(found).c_str());
-        check(files.empty() || found == group, "%s: expected %s as in %s, got %s", name, group_text(group).c_str(),
-              files.empty() ? "" : files[0].shard.path.c_str(), group_text(found).c_str());
+        const int found = f.text ? index_text(f) : index_shard(f);
+        const int wanted = files.empty() ? wanted_group : group;
+        const std::string as_in = files.empty() ? "" : " as in " + files[0].shard.path;
+        check(wanted == 0 || found == wanted, "%s: expected %s%s, got %s", name, group_text(wanted).c_str(),
+              as_in.c_str(), group_text(found).c_str());
         group = found;
-        if (group == 1 && path_exists(ids_path(path))) { read_names(f); }
+        if (group == 1 && path_exists(ids_path(path))) { read_names(f, names); }
         files.push_back(std::move(f));
     }
 
@@ -149,8 +208,7 @@ private:
         }
     }
 
-    // Both index functions fill f.begin and return the number of documents per group. This one checks that the ids are
-    // ([CLS] ids [SEP])*: [CLS] stands at the start and after each [SEP], and nowhere else.
+    // Both index functions fill f.begin and return the number of documents per group. Ids must be ([CLS] ids [SEP])*.
     int index_shard(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
         int32_t header[7];
@@ -185,18 +243,34 @@ private:
         return in_group;
     }
 
-    // The state of a text's scan: every line must have the same number of documents, and none may be empty.
-    struct Lines {
-        const char* name;
-        size_t line = 1, in_line = 0;               // in_line: documents of this line so far
-        size_t in_group = 0;                        // documents of line 1
-        int last = '\n';                            // the byte before
-
-        void end_of_document(bool empty) {
-            check(!empty, "%s: line %zu has an empty document", name, line);
+    // Every line must have the same number of documents, none of them empty; the last newline may be missing. The bytes
+    // stay in the file for a model of bytes; for a WordPiece vocabulary, f.words is filled with their ids.
+    int index_text(DocumentFile& f) const {
+        const char* name = f.shard.path.c_str();
+        const bool words = tokenizer != nullptr;
+        check(words || special.V == BYTE_VOCAB, "%s: text needs the vocabulary of the model's %d tokens: give its "
+              "vocab.txt with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
+              BYTE_VOCAB);
+        size_t line = 1, in_line = 0;                       // documents of this line so far
+        size_t in_group = 0;                                // documents of line 1
+        std::string text;                                   // of words: the document so far
+        f.begin.push_back(0);
+        if (words) { f.words.reserve((size_t)f.shard.tokens / 4); }     // English has four to five bytes per id
+        const auto end_of_document = [&](uint64_t at) {
+            for (size_t from = 0, next = 0; next < text.size(); from = next) {
+                check(utf8_next(text, next) != NO_CHARACTER, "%s: line %zu is not UTF-8 at byte %zu of its document "
+                      "%zu", name, line, from, in_line + 1);
+            }
+            if (words) {
+                for (int id : tokenizer->encode(text)) { f.words.push_back((uint32_t)id); }  // white space gives none
+                text.clear();
+            }
+            const uint64_t end = words ? f.words.size() : at;
+            check(end > f.begin.back(), "%s: line %zu has an empty document", name, line);
+            f.begin.push_back(words ? end : at + 1);        // of bytes: after the tab or newline
             in_line++;
-        }
-        void end_of_line() {
+        };
+        const auto end_of_line = [&] {
             if (line == 1) { in_group = in_line; }
             check(in_line == in_group, "%s: line %zu: expected %zu documents separated by tabs, as in line 1, got %zu",
                   name, line, in_group, in_line);
@@ -204,66 +278,24 @@ private:
                   MAX_GROUP, in_line);
             in_line = 0;
             line++;
-        }
-    };
-
-    // Calls end(at) at the end of each document, and byte(c) for all other bytes; the last newline may be missing.
-    template <class Byte, class End> int scan_text(const DocumentFile& f, Lines& lines, Byte byte, End end) const {
-        scan(f, [&](uint64_t at, int c) {
-            const bool ends = c == '\n' || c == '\t';
-            if (ends) { end(at); } else { byte(c); }
-            if (c == '\n') { lines.end_of_line(); }
-            lines.last = c;
-        });
-        if (lines.last != '\n') {
-            end(f.shard.tokens);
-            lines.end_of_line();
-        }
-        return (int)lines.in_group;
-    }
-
-    // Text for a model of bytes: f.begin is filled, and the bytes stay in the file.
-    int index_text(DocumentFile& f) const {
-        const char* name = f.shard.path.c_str();
-        check(special.V == BYTE_VOCAB, "%s: text needs the vocabulary of the model's %d tokens: give its vocab.txt "
-              "with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
-              BYTE_VOCAB);
-        f.begin.push_back(0);
-        Lines lines{name};
-        return scan_text(f, lines, [](int) {}, [&](uint64_t at) {
-            lines.end_of_document(at == f.begin.back());
-            f.begin.push_back(at + 1);              // the next one begins after the tab or newline
-        });
-    }
-
-    // Text for a WordPiece vocabulary: f.words is filled with its ids.
-    int index_words(DocumentFile& f) const {
-        const char* name = f.shard.path.c_str();
-        f.begin.push_back(0);
-        f.words.reserve((size_t)f.shard.tokens / 4);        // English has four to five bytes per id
-        Lines lines{name};
-        std::string text;                           // the document so far
-        const auto byte = [&](int c) {
-            text += (char)c;
-            check(text.size() <= MAX_TEXT, "%s: line %zu: expected a document of at most %zu MB, got a longer one",
-                  name, lines.line, MAX_TEXT >> 20);
         };
-        return scan_text(f, lines, byte, [&](uint64_t) {
-            for (size_t at = 0; at < text.size();) {
-                const size_t from = at;
-                check(utf8_next(text, at) != NO_CHARACTER, "%s: line %zu is not UTF-8 at byte %zu of its document %zu",
-                      name, lines.line, from, lines.in_line + 1);
-            }
-            const std::vector<int> ids = tokenizer->encode(text);   // white space, a CR too, gives none
-            lines.end_of_document(ids.empty());
-            f.words.insert(f.words.end(), ids.begin(), ids.end());
-            f.begin.push_back(f.words.size());
-            text.clear();
+        int last = '\n';
+        scan(f, [&](uint64_t at, int c) {
+            last = c;
+            if (c == '\n' || c == '\t') { end_of_document(at); } else if (words) { text += (char)c; }
+            if (c == '\n') { end_of_line(); }
+            check(text.size() <= MAX_TEXT, "%s: line %zu: expected a document of at most %zu MB, got a longer one",
+                  name, line, MAX_TEXT >> 20);
         });
+        if (last != '\n') {
+            end_of_document(f.shard.tokens);
+            end_of_line();
+        }
+        return (int)in_group;
     }
 
-    // f.names: the lines of NAME.ids, one for each document
-    static void read_names(DocumentFile& f) {
+    // f.names: the lines of NAME.ids
+    static void read_names(DocumentFile& f, std::unordered_set<std::string>& seen) {
         const std::string path = ids_path(f.shard.path);
         const std::string text = read_file(path, 1u << 30);
         f.names.reserve(std::min(f.documents(), text.size()));
@@ -275,21 +307,11 @@ private:
             check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos,
                   "%s: line %zu: expected a name without white space, got '%.80s'", path.c_str(), f.names.size(),
                   s.c_str());
+            check(seen.insert(s).second, "%s: the name %.80s appears twice", path.c_str(), s.c_str());
             begin = end + 1;
         }
         check(f.names.size() == f.documents(), "%s: expected %zu names, as %s has that many documents, got %zu",
               path.c_str(), f.documents(), f.shard.path.c_str(), f.names.size());
-    }
-
-    // Otherwise a document could be found, and counted, twice.
-    void check_names() const {
-        std::unordered_set<std::string> seen;
-        for (const DocumentFile& f : files) {
-            for (const std::string& s : f.names) {
-                check(seen.insert(s).second, "%s: the name %.80s appears twice", ids_path(f.shard.path).c_str(),
-                      s.c_str());
-            }
-        }
     }
 };
 
@@ -329,9 +351,9 @@ inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_
     const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
     if (add_texts(documents, drawn, seen)) { return drawn; }
     swapped++;
-    const uint64_t start = hash64(seed, index) % groups;
     for (uint64_t k = 0; k < groups; k++) {
-        if (add_texts(documents, (start + k) % groups, seen)) { return (start + k) % groups; }
+        const uint64_t next = (hash64(seed, index) % groups + k) % groups;
+        if (add_texts(documents, next, seen)) { return next; }
     }
     die(EXIT_BAD_INPUT, "%s: '%s' has too few different texts to fill a batch with none of them twice; use a smaller "
         "batch, or more data", documents.flag.c_str(), documents.pattern.c_str());
@@ -345,9 +367,9 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
     check(count >= 1 && (uint64_t)count <= groups,
           "%s: expected a batch of 1 to %zu groups, which '%s' has, got %d (use a smaller batch, or more data)",
           documents.flag.c_str(), (size_t)groups, documents.pattern.c_str(), count);
+    batch = {};
     batch.groups = count;
     batch.rows = count * documents.group;
-    batch.swapped = 0;
     std::vector<size_t> which((size_t)batch.rows);          // the number of each row's document
     std::unordered_set<uint64_t> seen;                      // the texts of the batch
     uint64_t longest = 0;

@@ -6,7 +6,7 @@
 // text. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
 #pragma once
 
-#include "bpe.h"
+#include "subwords.h"
 #include "../json.h"
 #include "../../base/parse.h"
 
@@ -53,7 +53,7 @@ struct Tokenizer {
         Cache cache;
         if (word_piece) {
             bert_words(text, [&](const std::string& word, int characters) {
-                cache.append(ids, word, [&](std::vector<int>& out) { encode_word_pieces(word, characters, out); });
+                cache.append(ids, word, [&](std::vector<int>& out) { pieces.encode_word(word, characters, out); });
             });
         } else if (bpe.merges.empty()) {    // bytes
             for (const char c : text) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
@@ -106,11 +106,7 @@ struct Tokenizer {
 
 private:
     Bpe bpe;
-    std::unordered_map<std::string, int> pieces;    // WordPiece: the id of a line
-    size_t longest_piece = 0;                       // bytes
-    int unknown = -1;                               // [UNK]
-
-    static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
+    WordPieces pieces;
 
     // A cache of the words of a text, which has few different ones. It lives for one encode(), so that threads can
     // share a Tokenizer.
@@ -127,31 +123,6 @@ private:
             ids.insert(ids.end(), parts.begin(), parts.end());
         }
     };
-
-    // Appends the pieces of a word, greedily: the longest piece that the word begins with, then the longest "##" piece
-    // that the rest begins with, and so on. If the rest begins with none, the whole word is [UNK].
-    // "unaffable" -> "un" "##aff" "##able"                                        Wu et al. 2016; Devlin et al. 2019
-    void encode_word_pieces(const std::string& word, int characters, std::vector<int>& ids) const {
-        const size_t first = ids.size();
-        std::string piece;
-        for (size_t begin = 0; begin < word.size();) {
-            const size_t prefix = begin > 0 ? 2 : 0;        // how much of "##" the piece has
-            size_t end = characters > MAX_WORD ? begin : std::min(word.size(), begin + longest_piece);
-            auto found = pieces.end();
-            for (; end > begin; end--) {            // no piece ends inside a character, as the file is UTF-8
-                piece.assign("##", prefix).append(word, begin, end - begin);
-                found = pieces.find(piece);
-                if (found != pieces.end()) { break; }
-            }
-            if (found == pieces.end()) {            // take back the pieces before: the whole word is unknown
-                ids.resize(first);
-                ids.push_back(unknown);
-                return;
-            }
-            ids.push_back(found->second);
-            begin = end;
-        }
-    }
 
     // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
     // tokenizer.json beside the other files.
@@ -246,7 +217,7 @@ private:
                                {"normalizer", "handle_chinese_chars", true},
                                {"pre_tokenizer", "type", "BertPreTokenizer"},
                                {"model", "continuing_subword_prefix", "##"}, {"model", "unk_token", "[UNK]"},
-                               {"model", "max_input_chars_per_word", MAX_WORD}});
+                               {"model", "max_input_chars_per_word", WordPieces::MAX_WORD}});
             load_vocabulary(vocab, false);
             add_special_tokens(j);
             std::string text;
@@ -306,13 +277,11 @@ private:
                 check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is not UTF-8 at its byte %zu", name,
                       id + 1, at);
             }
-            pieces[tokens.back()] = id;             // if a line appears twice, the last counts, as in BERT's own code
-            longest_piece = std::max(longest_piece, length);
-            if (tokens.back() == "[UNK]") { unknown = id; }
+            pieces.add(tokens.back(), id);
             if (tokens.back() == "[SEP]") { eot = id; }
             begin = end + 1;
         }
-        check(unknown >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", name);
+        check(pieces.unknown >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", name);
         word_piece = true;
     }
 
@@ -365,3 +334,53 @@ private:
         files.push_back({"merges.txt", bpe.text(tokens)});
     }
 };
+
+// ----------------------------------------------------------------------------------------------------------
+// the special tokens of a masked language model
+
+constexpr int BERT_VOCAB = 30522;
+constexpr int BYTE_VOCAB = 260;             // of models trained on bytes: the 256, then [PAD] [CLS] [SEP] [MASK]
+
+struct SpecialTokens {
+    int V = 0;                              // ids are 0 to V - 1
+    int pad = -1;                           // [PAD] fills the rows of a batch
+    int unk = -1;                           // [UNK] stands for a word that cannot be encoded; -1: none (bytes)
+    int cls = -1;                           // [CLS] begins a sequence
+    int sep = -1;                           // [SEP] ends it
+    int mask = -1;                          // [MASK]
+
+    bool is_special(int id) const { return id == pad || id == unk || id == cls || id == sep || id == mask; }
+    // those that there are, ascending
+    std::vector<int> ids() const {
+        std::vector<int> list;
+        for (const int id : {pad, unk, cls, sep, mask}) { if (id >= 0) { list.push_back(id); } }
+        std::sort(list.begin(), list.end());
+        return list;
+    }
+};
+
+// The special tokens of a vocabulary that is known by its size
+inline SpecialTokens special_tokens(int vocab) {
+    if (vocab == BERT_VOCAB) { return {vocab, 0, 100, 101, 102, 103}; }
+    check(vocab == BYTE_VOCAB, "the ids of [PAD] [CLS] [SEP] [MASK]: expected a vocabulary of %d (BERT) or %d (bytes), "
+          "got %d (give the vocab.txt of any other by --tokenizer)", BERT_VOCAB, BYTE_VOCAB, vocab);
+    return {vocab, 256, -1, 257, 258, 259};                     // V, pad, unk, cls, sep, mask
+}
+
+// By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. A vocabulary of bytes
+// gets four more ids.
+inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
+    if (!tokenizer.word_piece && tokenizer.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
+    check(tokenizer.word_piece, "%s: expected BERT's vocab.txt, or bytes, for a masked language model, got byte-pair "
+          "encoding, which has no [MASK]", tokenizer.path.c_str());
+    SpecialTokens s;
+    s.V = tokenizer.vocab_size();
+    const struct { const char* name; int* id; } table[] = {
+        {"[PAD]", &s.pad}, {"[UNK]", &s.unk}, {"[CLS]", &s.cls}, {"[SEP]", &s.sep}, {"[MASK]", &s.mask}};
+    for (const auto& row : table) {
+        for (int id = 0; id < s.V; id++) { if (tokenizer.tokens[(size_t)id] == row.name) { *row.id = id; } }
+        check(*row.id >= 0, "%s: has no line %s, which a masked language model needs", tokenizer.path.c_str(),
+              row.name);
+    }
+    return s;
+}

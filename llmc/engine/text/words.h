@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstring>
+#include <iterator>
 #include <string>
 
 #include "unicode.h"
@@ -26,29 +27,24 @@ inline int utf8_length(unsigned char a) {
     return a < 0xF5 ? 4 : 0;
 }
 
-// The bounds of the byte after a. They keep out surrogates (ED A0 ..), what is beyond U+10FFFF (F4 90 ..), and
-// characters written longer than they need to be (E0 80 .., F0 80 ..).
-struct Utf8Bounds { int lo, hi; };
-inline Utf8Bounds utf8_second_byte(unsigned char a) {
-    switch (a) {
-        case 0xE0: return {0xA0, 0xBF};
-        case 0xED: return {0x80, 0x9F};
-        case 0xF0: return {0x90, 0xBF};
-        case 0xF4: return {0x80, 0x8F};
-        default: return {0x80, 0xBF};
-    }
-}
-
 // How many bytes s[0..n), n >= 1, needs to become one character; -1: no bytes can make it one.
 inline int utf8_missing(const char* s, size_t n) {
-    const unsigned char a = (unsigned char)s[0];
-    const int length = utf8_length(a);
+    const int length = utf8_length((unsigned char)s[0]);
     if (length < (int)n) { return -1; }
-    const Utf8Bounds second = utf8_second_byte(a);
+    // The second byte's bounds keep out surrogates (ED A0 ..), what is beyond U+10FFFF (F4 90 ..), and characters
+    // written longer than they need to be (E0 80 .., F0 80 ..).
+    int lo = 0x80, hi = 0xBF;
+    switch ((unsigned char)s[0]) {
+        case 0xE0: lo = 0xA0; break;
+        case 0xED: hi = 0x9F; break;
+        case 0xF0: lo = 0x90; break;
+        case 0xF4: hi = 0x8F; break;
+    }
     for (size_t i = 1; i < n; i++) {
         const unsigned char c = (unsigned char)s[i];
-        const Utf8Bounds b = i == 1 ? second : Utf8Bounds{0x80, 0xBF};
-        if (c < b.lo || c > b.hi) { return -1; }
+        if (c < lo || c > hi) { return -1; }
+        lo = 0x80;
+        hi = 0xBF;
     }
     return length - (int)n;
 }
@@ -70,21 +66,10 @@ inline uint32_t utf8_next(const std::string& text, size_t& at) {
 }
 
 inline void utf8_append(std::string& s, uint32_t c) {
-    if (c < 0x80) {
-        s += (char)c;
-    } else if (c < 0x800) {
-        s += (char)(0xC0 | c >> 6);
-        s += (char)(0x80 | (c & 0x3F));
-    } else if (c < 0x10000) {
-        s += (char)(0xE0 | c >> 12);
-        s += (char)(0x80 | (c >> 6 & 0x3F));
-        s += (char)(0x80 | (c & 0x3F));
-    } else {
-        s += (char)(0xF0 | c >> 18);
-        s += (char)(0x80 | (c >> 12 & 0x3F));
-        s += (char)(0x80 | (c >> 6 & 0x3F));
-        s += (char)(0x80 | (c & 0x3F));
-    }
+    static const uint32_t first[] = {0, 0xC0, 0xE0, 0xF0};
+    const int more = (c >= 0x80) + (c >= 0x800) + (c >= 0x10000);       // bytes after the first, of 6 bits each
+    s += (char)(first[more] | c >> 6 * more);
+    for (int k = more; k-- > 0;) { s += (char)(0x80 | (c >> 6 * k & 0x3F)); }
 }
 
 // Bytes in, UTF-8 out. An unfinished character at the end waits for its rest. Bytes that are not UTF-8 become U+FFFD,
@@ -133,12 +118,14 @@ struct UnicodeTables {
         for (const uint32_t run : UNICODE_CLASS_RUNS) { classes.insert(classes.end(), run >> 3, (uint8_t)(run & 7)); }
         for (uint32_t c = 0; c <= UNICODE_LAST_FOLD; c++) { folds[c] = c; }
         uint32_t first = 0;
-        for (size_t i = 0; i < sizeof UNICODE_FOLD_RUNS / sizeof(uint32_t); i += 3) {
-            const uint32_t* run = UNICODE_FOLD_RUNS + i;
-            const uint32_t length = run[1] / 2;
-            const uint32_t step = 1 + run[1] % 2;       // 2: every other character
+        for (const uint32_t* run = UNICODE_FOLD_RUNS; run < std::end(UNICODE_FOLD_RUNS);) {
             first += run[0];
-            for (uint32_t k = 0; k < length; k++) { folds[first + step * k] = run[2] + step * k; }
+            const uint32_t length = run[1] >> 2, step = run[1] & 3;
+            const uint32_t* targets = run + 2;
+            for (uint32_t k = 0; k < length; k++) {
+                folds[first + std::max(step, 1u) * k] = step == 0 ? targets[k] : targets[0] + step * k;
+            }
+            run = targets + (step == 0 ? length : 1);
         }
         for (uint32_t i = 0; i < sizeof UNICODE_LONG_FOLDS / sizeof(uint32_t); i += 4) {
             folds[UNICODE_LONG_FOLDS[i]] = LONG | i;

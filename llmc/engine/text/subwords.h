@@ -1,8 +1,4 @@
-// text/bpe.h -- byte-level byte-pair encoding: a word starts as its bytes, and neighbours are merged in the order of a
-// list.                                                Sennrich et al. 2016; Radford et al. 2019
-//
-// Merges have ranks. In a word, the neighbours with the lowest rank are merged first, so that encoding repeats the
-// order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
+// text/subwords.h -- the tokens of a word: byte-pair encoding, as GPT-2 has it, and BERT's WordPiece.
 #pragma once
 
 #include <functional>
@@ -11,6 +7,10 @@
 #include "../../base/common.h"
 #include "words.h"
 
+// Byte-level byte-pair encoding: a word starts as its bytes, and neighbours are merged in the order of a list.
+//                                                                     Sennrich et al. 2016; Radford et al. 2019
+// Merges have ranks. In a word, the neighbours with the lowest rank are merged first, so that encoding repeats the
+// order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
 struct Bpe {
     struct Merge { int rank, id; };                 // id: the merged token
     std::unordered_map<uint64_t, Merge> merges;     // by two ids, left << 32 | right
@@ -193,5 +193,44 @@ private:
         const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
         check(added, "%s, \"%.80s\", appears twice", name, shown);
         return both->second;
+    }
+};
+
+// WordPiece: the longest piece that the word begins with, then the longest "##" piece that the rest begins with, and so
+// on. If the rest begins with none, the whole word is [UNK].
+// "unaffable" -> "un" "##aff" "##able"                                        Wu et al. 2016; Devlin et al. 2019
+struct WordPieces {
+    std::unordered_map<std::string, int> ids;       // of each piece
+    size_t longest = 0;                             // bytes of a piece
+    int unknown = -1;                               // [UNK]
+    static constexpr int MAX_WORD = 100;            // characters; a longer word is [UNK]
+
+    // If a piece is added twice, the last counts, as in BERT's own code.
+    void add(const std::string& piece, int id) {
+        ids[piece] = id;
+        longest = std::max(longest, piece.size());
+        if (piece == "[UNK]") { unknown = id; }
+    }
+    // Appends the ids of a word in UTF-8.
+    void encode_word(const std::string& word, int characters, std::vector<int>& out) const {
+        const size_t before = out.size();
+        std::string piece;
+        for (size_t begin = 0; begin < word.size();) {
+            const size_t prefix = begin > 0 ? 2 : 0;        // how much of "##" the piece has
+            size_t end = characters > MAX_WORD ? begin : std::min(word.size(), begin + longest);
+            auto found = ids.end();
+            for (; end > begin; end--) {            // no piece ends inside a character, as the file is UTF-8
+                piece.assign("##", prefix).append(word, begin, end - begin);
+                found = ids.find(piece);
+                if (found != ids.end()) { break; }
+            }
+            if (found == ids.end()) {               // take back the pieces before: the whole word is unknown
+                out.resize(before);
+                out.push_back(unknown);
+                return;
+            }
+            out.push_back(found->second);
+            begin = end;
+        }
     }
 };
