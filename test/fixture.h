@@ -56,9 +56,11 @@ constexpr double FIXTURE_MULTIPLE = 4;
 
 struct FixtureFile {
     Safetensors file;
+    Safetensors cable;              // the model with cable, which has the parameters that others share with it
     Json config;
 
-    explicit FixtureFile(const std::string& name) : file(path(name)) {
+    explicit FixtureFile(const std::string& name)
+        : file(path(name)), cable(path(starts_with(name, "gpt2") ? "gpt2_cable" : "bert_cable")) {
         config = parse_json(file.metadata["config"].get<std::string>(), file.file.path);
     }
     static std::string path(const std::string& name) {
@@ -70,9 +72,10 @@ struct FixtureFile {
     std::string position() const { return config.at("position").at("name").get<std::string>(); }
     bool has(const std::string& name) const { return file.find(name) != nullptr; }
     std::vector<int> ints(const std::string& name) const { return file.read_i32(name); }
-    std::vector<float> read(const std::string& name) const {
-        std::vector<float> x(file.entry(name).elements);
-        file.read_elements(file.entry(name), x.data(), 0, x.size());
+    std::vector<float> read(const std::string& name) const { return read(file, name); }
+    static std::vector<float> read(const Safetensors& from, const std::string& name) {
+        std::vector<float> x(from.entry(name).elements);
+        from.read_elements(from.entry(name), x.data(), 0, x.size());
         return x;
     }
     // The parameters; padding gets values too, which nothing may depend on.
@@ -80,7 +83,8 @@ struct FixtureFile {
         std::vector<float> x = random.normals(table.total);
         for (const FileTensor& f : files) {
             const std::vector<size_t> at = elements_of(table, f);
-            const std::vector<float> values = read("param." + f.name);
+            const std::string name = "param." + f.name;
+            const std::vector<float> values = read(has(name) ? file : cable, name);
             REQUIRE(values.size() == at.size());
             for (size_t i = 0; i < at.size(); i++) { x[at[i]] = values[i]; }
         }

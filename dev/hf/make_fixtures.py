@@ -1,17 +1,18 @@
 """make_fixtures.py -- writes test/fixtures: what test_gpt2 and test_bert compare the trainers with.
 
-Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 or later). The weights are the same on every version;
-errors, and the last bits of results, depend on it. `--only bert_` writes only the files of that prefix.
+Regenerate with `python3 dev/hf/make_fixtures.py` (PyTorch 1.13 and transformers 4.40, or later). The weights are the
+same on every version; errors, and the last bits of results, depend on it. `--only bert_` writes only the files of that
+prefix.
 A file holds one model with large random weights, so that every path carries weight in the result, its inputs, and what
-modeling_cable.py or modeling_cable_bert.py makes of them in float64, rounded to float32.
+a checkpoint's cable_hf.py (with `learned` transformers' own model) makes of them in float64, rounded to float32.
 gpt2_<encoding>, bert_<encoding>:
-    param.<tensor>, grad.<tensor>   named and laid out as in a checkpoint
+    param.<tensor>, grad.<tensor>   named and laid out as in a checkpoint. A parameter that the model with cable has,
+                                    too, is equal there and only in that file
     inputs, targets                 (B,T) int32; targets of -1 are ignored
     lengths                         bert: (B) int32; inputs after a length are noise, which nothing may depend on
     logits (B,T,V), loss (1)        the loss is the mean over the targets that are not -1. bert: rows after a length are
                                     0, and not to be compared
-    inputs.long, logits.long        the same model at T = 64, beyond the trained 37 (not `learned`); bert: without
-                                    lengths
+    inputs.long, logits.long        the same model with one text of T = 64, beyond the trained 37 (not `learned`)
     logits.pi, .ntk, .yarn          rope: inputs.long with a scaling factor of 64/37
 gpt2_clock, bert_clock: the same of rope with clock=cable
 gpt2_window, bert_window: the same of cable with a window of 9 keys and 3 sinks
@@ -34,24 +35,32 @@ import copy
 import json
 import os
 import re
+import sys
 import zlib
-from dataclasses import asdict
 
 import numpy as np
 import torch
+import torch.nn.functional as F
+import transformers
 
-from modeling_cable import CAUSAL_ONLY, DEFAULTS, POSITIONS, CableConfig, CableGPT2, write_safetensors
-from cable_encodings import with_part
-from modeling_cable_bert import CableBert, CableBertConfig, contrastive_loss, pool
+ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
+sys.path.append(os.path.join(ROOT, "llmc", "engine", "files"))
+import cable_hf  # noqa: E402
+from cable_encodings import POSITIONS, with_part  # noqa: E402
+from modeling_cable import write_safetensors  # noqa: E402
 
-L, NH, C, V, B, T, T_LONG = 2, 2, 16, 29, 2, 37, 64
-SCALING = T_LONG / T
+L, NH, C, V, B, T, T_LONG = 2, 2, 8, 16, 2, 37, 64
 WINDOW, WINDOWS, SINKS = 9, [9, 4], 3
-DOCUMENT = 7                                        # documents begin with it: three in the inputs
+DOCUMENT = 7                                        # documents begin with it
 RUNS = 8                                            # a single run's error may be small by luck
 TARGETS = 0.2                                       # share of positions that BERT has to predict
 LENGTHS = (T, 23)
 QUERY_LENGTHS, DOCUMENT_LENGTHS, POSITIVES, TEMPERATURE = (5, 9), (37, 1, 24, 16), (2, 0), np.float32(0.05)
+# Today's hyperparameters, where a config.json without the key means others
+DEFAULTS = {**POSITIONS, "sinusoidal": {"scale": 0.1, "embed": "plain"}, "kcable": {"weight": "outside"},
+            "t5_clip": {**POSITIONS["t5_clip"], "K": T - 1},
+            "cope": {"npos": 6}}                    # so that positions reach the last one
+SCALINGS = {"pi": "linear", "ntk": "ntk", "yarn": "yarn_paper"}     # --rope_scaling's words, and config.json's
 
 
 def position_of(name):
@@ -60,8 +69,7 @@ def position_of(name):
         return {"name": name, "layers": [[position_of(part) for part in layer] for layer in layers]}
     if name == "clock":
         return {"name": "rope", **DEFAULTS["rope"], "clock": "cable"}
-    few = {"npos": 6} if name == "cope" else {}     # so that positions reach the last one
-    return {"name": name, **DEFAULTS.get(name, {}), **few}
+    return {"name": name, **DEFAULTS.get(name, {})}
 
 
 def draw(name, shape, kind="normal"):
@@ -76,7 +84,7 @@ def exactly_zero(key, config):
     if not key.endswith(".self.key.bias"):
         return key.endswith("fire.mlp.2.bias")
     layer = int(re.search(r"\.layer\.(\d+)\.", key).group(1))
-    return with_part(config.encoding(), layer, ("rope",)).position["name"] == "none"
+    return not hasattr(config, "position") or with_part(config, layer, ("rope",)).position["name"] == "none"
 
 
 def set_weights(model):
@@ -118,38 +126,48 @@ def gradients(model, prefix="grad."):
 def compute(model, inputs, targets, inputs_long, lengths=None):
     """everything that is compared, by name"""
     model.zero_grad()
-    more = () if lengths is None else (lengths,)
-    logits, loss = model(inputs, targets, *more)
+    mask = None if lengths is None else (torch.arange(T) < lengths[:, None]).long()
+    logits = model(inputs, attention_mask=mask).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=-1)
     loss.backward()
     out = gradients(model)
     out["logits"], out["loss"] = logits.detach(), loss.detach().view(1)
-    for b, length in enumerate(() if lengths is None else lengths):
-        out["logits"][b, length:] = 0
-    name = model.config.position["name"]
+    if lengths is not None:
+        out["logits"] = out["logits"].masked_fill(mask[..., None] == 0, 0)
+    position = getattr(model.config, "position", {"name": "learned"})
     with torch.no_grad():
-        if name != "learned":
-            out["logits.long"] = model(inputs_long)[0]
-        for scaling in ("pi", "ntk", "yarn") if name == "rope" else ():
-            out["logits." + scaling] = model(inputs_long, rope_scaling=(scaling, SCALING))[0]
+        if position["name"] != "learned":
+            out["logits.long"] = model(inputs_long).logits
+        for word, kind in SCALINGS.items() if position["name"] == "rope" else ():
+            stretched = copy.deepcopy(model)
+            for module in stretched.modules():
+                if hasattr(module, "rope"):
+                    module.rope.stretch = {"rope_type": kind, "factor": T_LONG / T}
+            out["logits." + word] = stretched(inputs_long).logits
     return out
 
 
 def compute_contrastive(model, inputs, lengths, positives):
-    out = {}
+    out, Q = {}, len(positives)
+    is_token = torch.arange(T) < lengths[:, None]
     for how in ("mean", "cls"):
         model.zero_grad(set_to_none=True)
-        vectors = pool(model.encode(inputs, lengths), lengths, how)
-        loss = contrastive_loss(vectors[:len(positives)], vectors[len(positives):], positives, float(TEMPERATURE))
+        x = model.bert(inputs, attention_mask=is_token.long()).last_hidden_state
+        means = x.masked_fill(~is_token[..., None], 0).sum(dim=1) / lengths[:, None]
+        vectors = means if how == "mean" else x[:, 0]
+        similarity = F.normalize(vectors[:Q], dim=1) @ F.normalize(vectors[Q:], dim=1).t()
+        loss = F.cross_entropy(similarity / float(TEMPERATURE), positives)
         loss.backward()
         out["embeddings." + how], out["loss." + how] = vectors.detach(), loss.detach().view(1)
         out.update(gradients(model, f"grad.{how}."))
     return out
 
 
-def fixture(model, given, run):
-    """given: the inputs, by name; run(model): everything that is compared"""
-    set_weights(model)
-    name = model.config.position["name"]
+def fixture(model, config, given, run):
+    """config: what the metadata say of the model; given: the inputs, by name; run(model): everything that is compared.
+    Returns tensors, the errors, and the metadata."""
+    set_weights(model.eval())
+    name = config["position"]["name"]
     tensors = {"param." + n: p.detach().clone() for n, p in model.named_parameters()}
     f64 = run(copy.deepcopy(model).double())
     f32 = []
@@ -171,7 +189,7 @@ def fixture(model, given, run):
         worst = max((trial[key].double() - exact).abs().max().item() for trial in f32)
         errors[key] = max(worst / scale, torch.finfo(torch.float32).eps)
         tensors["error." + key.replace("grad.", "", 1)] = torch.tensor([errors[key]])
-    return tensors, errors, {"format": "pt", "config": json.dumps(asdict(model.config))}
+    return tensors, errors, {"format": "pt", "config": json.dumps(config)}
 
 
 def of_name(name):
@@ -182,28 +200,40 @@ def of_name(name):
     return {"position": position_of({"window": "cable", "documents": "layers"}.get(name, name)), **mask}
 
 
+def gpt2(name):
+    config = dict(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, **of_name(name))
+    if name == "learned":
+        return transformers.GPT2LMHeadModel(transformers.GPT2Config(**config)), config
+    return cable_hf.CableForCausalLM(cable_hf.CableConfig(**config)), config
+
+
 def gpt2_fixture(name):
     stream = np.random.RandomState(1)
-    inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
+    inputs, targets = (torch.from_numpy(stream.randint(0, V, (B, T))) for _ in range(2))
+    inputs_long = torch.from_numpy(stream.randint(0, V, (1, T_LONG)))
     targets[0, :3] = targets[0, 17] = targets[1, 30:34] = -1
-    config = CableConfig(n_layer=L, n_head=NH, n_embd=C, vocab_size=V, n_positions=T, **of_name(name))
-    return fixture(CableGPT2(config), {"inputs": inputs, "targets": targets, "inputs.long": inputs_long},
+    return fixture(*gpt2(name), {"inputs": inputs, "targets": targets, "inputs.long": inputs_long},
                    lambda model: compute(model, inputs, targets, inputs_long))
 
 
 def bert(name):
-    return CableBert(CableBertConfig(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH,
-                                     intermediate_size=4 * C, max_position_embeddings=T, vocab_size=V,
-                                     **of_name(name)))
+    config = dict(hidden_size=C, num_hidden_layers=L, num_attention_heads=NH, intermediate_size=4 * C,
+                  max_position_embeddings=T, vocab_size=V, **of_name(name))
+    if name != "learned":
+        return cable_hf.CableBertForMaskedLM(cable_hf.CableBertConfig(**config)), config
+    model = transformers.BertForMaskedLM(transformers.BertConfig(**config, layer_norm_eps=1e-12))
+    model.bert.embeddings.word_embeddings.padding_idx = None    # else the gradient of token 0 would be left out
+    return model, config
 
 
 def bert_fixture(name):
     stream = np.random.RandomState(2)
-    inputs, targets, inputs_long = (torch.from_numpy(stream.randint(0, V, (B, n))) for n in (T, T, T_LONG))
+    inputs, targets = (torch.from_numpy(stream.randint(0, V, (B, T))) for _ in range(2))
+    inputs_long = torch.from_numpy(stream.randint(0, V, (1, T_LONG)))
     lengths = torch.tensor(LENGTHS)
     for b, length in enumerate(LENGTHS):
         targets[b, stream.permutation(length)[round(TARGETS * length):]] = targets[b, length:] = -1
-    return fixture(bert(name), {"inputs": inputs, "targets": targets, "lengths": lengths, "inputs.long": inputs_long},
+    return fixture(*bert(name), {"inputs": inputs, "targets": targets, "lengths": lengths, "inputs.long": inputs_long},
                    lambda model: compute(model, inputs, targets, inputs_long, lengths))
 
 
@@ -213,40 +243,51 @@ def contrastive_fixture(name):
     inputs = torch.from_numpy(stream.randint(0, V, (len(lengths), T)))
     given = {"inputs": inputs, "lengths": lengths, "positives": positives,
              "temperature": torch.tensor([float(TEMPERATURE)])}
-    return fixture(bert(name), given, lambda model: compute_contrastive(model, inputs, lengths, positives))
+    return fixture(*bert(name), given, lambda model: compute_contrastive(model, inputs, lengths, positives))
+
+
+def fixtures():
+    """{the name of a file: what makes its tensors, errors and metadata}"""
+    names = [*DEFAULTS, "learned", "clock", "window", "layers"]
+    names.remove("fox")                             # a second name of cable_v1
+    files = {"gpt2_" + name: (gpt2_fixture, name) for name in [*names, "documents"]}
+    files.update({"bert_" + name: (bert_fixture, name) for name in names if name != "cope"})   # cope is causal
+    return {**files, "contrastive_cable": (contrastive_fixture, "cable")}
+
+
+def own(name, tensors):
+    """without the parameters that the file of the model with cable has, too"""
+    family, _, encoding = name.partition("_")
+    model = {"gpt2": gpt2, "bert": bert, "contrastive": bert}[family]("cable")[0]
+    shared = set() if (family, encoding) in (("gpt2", "cable"), ("bert", "cable")) else {
+        "param." + n for n, p in model.named_parameters()}
+    return {n: t for n, t in tensors.items() if n not in shared}
 
 
 def main():
-    root = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("directory", nargs="?", default=os.path.join(root, "test", "fixtures"))
+    parser.add_argument("directory", nargs="?", default=os.path.join(ROOT, "test", "fixtures"))
     parser.add_argument("--only", default="", metavar="PREFIX", help="write the files whose names begin so, e.g. bert_")
     args = parser.parse_args()
-    directory = args.directory
-    os.makedirs(directory, exist_ok=True)
+    os.makedirs(args.directory, exist_ok=True)
     torch.manual_seed(1)                            # every weight is replaced; this only keeps the run reproducible
     torch.set_flush_denormal(True)                  # as in the trainers
     torch.set_num_threads(1)
-    names = [*POSITIONS, "clock", "window", "layers"]
-    files = [("gpt2", gpt2_fixture, name) for name in [*names, "documents"]]
-    files += [("bert", bert_fixture, name) for name in names if name not in CAUSAL_ONLY]
-    files.append(("contrastive", contrastive_fixture, "cable"))
     total = 0
     print(f"{'file':17}{'bytes':>8}{'loss':>10}   float32 against float64: loss, logits or embeddings, worst gradient")
-    for family, make, position in files:
-        name = f"{family}_{position}"
+    for name, (make, encoding) in fixtures().items():
         if not name.startswith(args.only):
             continue
-        tensors, errors, metadata = make(position)
-        path = os.path.join(directory, name + ".safetensors")
-        write_safetensors(path, tensors, metadata)
+        tensors, errors, metadata = make(encoding)
+        path = os.path.join(args.directory, name + ".safetensors")
+        write_safetensors(path, own(name, tensors), metadata)
         total += os.path.getsize(path)
         worst = max((k for k in errors if k.startswith("grad.")), key=errors.get)
         logits = max(v for k, v in errors.items() if k.startswith(("logits", "embeddings")))
         loss = "loss" if "loss" in errors else "loss.mean"
         print(f"{name:17}{os.path.getsize(path):8}{tensors[loss].item():10.6f}   "
               f"{errors[loss]:.1e}  {logits:.1e}  {errors[worst]:.1e} {worst[5:]}")
-    print(f"{total} bytes in {directory}")
+    print(f"{total} bytes in {args.directory}")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,6 @@ KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1
 # Today's hyperparameters; KNOWN has what a config.json without the key means, which is older
 DEFAULTS = {**KNOWN, "sinusoidal": {"scale": 0.1, "embed": "plain"}, "kcable": {"weight": "outside"}}
-CAUSAL_ONLY = ("cope",)                             # a key after the query has no position
 ROPE_TYPES = {"pi": "linear", "yarn": "yarn_paper"}    # --rope_scaling's words that config.json has otherwise
 
 
@@ -49,7 +48,7 @@ class CableConfig:
                                                     # the layers, which take turns
     sinks: int = 0                                  # but for the first ones of the sequence
     document_mask: int = None                       # the token that begins a document, which no query sees beyond
-    causal: bool = True
+    causal: bool = True                             # always; the encodings ask
     layer_norm_epsilon: float = 1e-5
     model_type: str = "gpt2"
     activation_function: str = "gelu_new"
@@ -62,8 +61,6 @@ class CableConfig:
         for part in (part for layer in layers for part in layer):
             if part["name"] == "fire" and self.document_mask is not None:
                 raise ValueError("document_mask with fire, which divides by the position in the sequence")
-            if part["name"] in CAUSAL_ONLY and not self.causal:
-                raise ValueError(f"position {part['name']}: expected a causal model")
             if part["name"] == "t5_clip":
                 part["K"] = int(self.n_positions - 1 if part["K"] is None else part["K"])
 
@@ -77,16 +74,16 @@ class CableConfig:
 
 def hidden_pairs(config, layer, T, device=None, begin=None):
     """what a query of a layer does not see, (T,T), or (B,1,T,T) with documents that begin at begin (B,T): later keys,
-    if causal, those before its document, and those outside the window that are not sinks"""
+    those before its document, and those outside the window that are not sinks"""
     j = torch.arange(T, device=device)
     d = j[:, None] - j
-    hidden = d < 0 if config.causal else torch.zeros_like(d, dtype=torch.bool)
+    hidden = d < 0
     if begin is not None:
         j = j - begin[:, None, :, None]             # counted from where the query's document begins
         hidden = hidden | (j < 0)
     window = window_of(config, layer)
     if window > 0:
-        hidden = hidden | (d.abs() >= window) & (j >= config.sinks)
+        hidden = hidden | (d >= window) & (j >= config.sinks)
     return hidden
 
 
@@ -130,8 +127,12 @@ class Attention(EncodedAttention):
         f, factor = rope_frequencies(self.rope, q.shape[2], self.rope.stretch(rope_scaling))
         return rotate(q, t, f) * factor, rotate(k, t, f)
 
-    def mix(self, x, q, k, v, hidden, rope_scaling):
-        """attention of q, k, v (B,NH,T,HS), which the layer has made of x (B,T,C); hidden: the pairs that it lacks"""
+    def forward(self, x, rope_scaling=None, begin=None):
+        """begin (B,T): where each token's document begins"""
+        B, T, C = x.shape
+        NH = self.config.n_head
+        q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
+        hidden = hidden_pairs(self.whole, self.index, T, x.device, begin)
         q, k = self.turn(x, q, k, rope_scaling)
         factor = 1 if self.ssmax is None else self.ssmax(x.shape[1], hidden, x.dtype)
         q = q * factor
@@ -141,15 +142,7 @@ class Attention(EncodedAttention):
         if self.name == "cope":
             scores = scores + self.cope(q, scores, hidden)
         scores = scores.masked_fill(hidden, float("-inf"))
-        return (F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(x.shape)
-
-    def forward(self, x, rope_scaling=None, begin=None):
-        """begin (B,T): where each token's document begins"""
-        B, T, C = x.shape
-        NH = self.config.n_head
-        q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        hidden = hidden_pairs(self.whole, self.index, T, x.device, begin)
-        return self.c_proj(self.mix(x, q, k, v, hidden, rope_scaling))
+        return self.c_proj((F.softmax(scores, dim=-1) @ v).transpose(1, 2).reshape(x.shape))
 
 
 class Block(nn.Module):
@@ -209,7 +202,7 @@ class CableGPT2(nn.Module):
 
     @torch.no_grad()
     def bias(self, layer, idx):
-        """B_ij of one sequence idx (1,T) in a layer, (NH,T,T); entries with j > i are masked when causal"""
+        """B_ij of one sequence idx (1,T) in a layer, (NH,T,T); entries with j > i are masked"""
         begin = document_begins(self.config, idx)
         x = self.embed(idx, begin)
         for block in self.transformer.h[:layer]:
@@ -260,25 +253,19 @@ def read_safetensors(path):
     return tensors
 
 
-# Keys of transformers' GPT2Config and BertConfig that make another model of the same tensors, and what is computed here
-COMPUTED = {"activation_function": "gelu_new", "hidden_act": "gelu", "scale_attn_weights": True,
-            "scale_attn_by_inverse_layer_idx": False, "position_embedding_type": "absolute",
-            "tie_word_embeddings": True, "is_decoder": False, "add_cross_attention": False}
+# Keys of transformers' GPT2Config that make another model of the same tensors, and what is computed here
+COMPUTED = {"activation_function": "gelu_new", "scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False,
+            "tie_word_embeddings": True, "add_cross_attention": False}
 
 
-def read_config(directory):
+def load_checkpoint(directory):
+    """config.json and model.safetensors of a checkpoint, or of a Hugging Face GPT-2 (position `learned`)"""
     path = os.path.join(directory, "config.json")
     with open(path) as f:
         stored = json.load(f)
     for key, value in COMPUTED.items():
         if stored.get(key, value) != value:
             raise ValueError(f"{path}: {key}: expected {value!r}, which is what is computed here, got {stored[key]!r}")
-    return stored
-
-
-def load_checkpoint(directory):
-    """config.json and model.safetensors of a checkpoint, or of a Hugging Face GPT-2 (position `learned`)"""
-    stored = read_config(directory)
     known = {k: stored[k] for k in CableConfig.__dataclass_fields__ if k in stored}
     known.setdefault("position", {"name": "learned"})
     model = CableGPT2(CableConfig(**known))

@@ -100,9 +100,9 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
             parse_rope_scaling(scaling, config.position);
             Model model(config, 0);
             f.load(model, random);
-            Acts acts(model, f.B, T, Purpose::Evaluate);
-            const std::vector<int> ignored((size_t)f.B * T, IGNORE_INDEX);
-            const std::vector<float> got = logits_of(model, acts, inputs, ignored, f.B, T);
+            Acts acts(model, 1, T, Purpose::Evaluate);
+            const std::vector<float> got =
+                logits_of(model, acts, inputs, std::vector<int>((size_t)T, IGNORE_INDEX), 1, T);
             f.check_close(name, got, f.read(name));
             if (name == "logits.long" && encoding == "rope") {
                 CHECK(f.error_units("logits.pi", got, f.read("logits.pi")) > 100);        // the scalings do differ

@@ -72,7 +72,7 @@ TEST_CASE("one file: loss and every gradient are PyTorch's", "[one_file]") {
     fixture = fixture.substr(0, fixture.rfind("model/")) + "fixtures/gpt2_cable.safetensors";
     const Safetensors f(path_exists(fixture) ? fixture : "test/fixtures/gpt2_cable.safetensors");
     const int B = (int)f.entry("inputs").shape[0], T = (int)f.entry("inputs").shape[1];
-    single::Model model(2, 2, 16, 29, 1);
+    single::Model model(2, 2, 8, 16, 1);
     single::Acts acts(model, B, T);
     const double in_float = worst_gradient(f, model, acts, single::stored_transposed,
                                            [](auto& m, auto& a, auto& x, auto& y) {
@@ -81,7 +81,7 @@ TEST_CASE("one file: loss and every gradient are PyTorch's", "[one_file]") {
         single::backward(m, a, a.logits, x.data());
         return loss;
     });
-    exact::Model exact_model(2, 2, 16, 29, 1);
+    exact::Model exact_model(2, 2, 8, 16, 1);
     exact::Acts exact_acts(exact_model, B, T);
     const double in_double = worst_gradient(f, exact_model, exact_acts, exact::stored_transposed,
                                             [](auto& m, auto& a, auto& x, auto& y) {

@@ -1047,7 +1047,7 @@ class SentenceTransformers(Case):
     TEXTS = ["the cable", "a token sees what came before it and sums", "it sums before what came before the cable"]
 
     def test_embeddings(self):
-        """dev/hf/export.py takes a BERT there with its pooling: the embeddings of the reference, in unequal lengths"""
+        """dev/hf/export.py takes a BERT there with its pooling: texts of unequal lengths have their own embeddings"""
         for name, pooling in (("cable", "mean"), ("cable", "cls"), ("rope", "mean")):
             with self.subTest(pos=name, pooling=pooling):
                 out, embed = self.export_bert(name, pooling)
@@ -1059,7 +1059,7 @@ class SentenceTransformers(Case):
 
     @unittest.skipUnless(has_mteb, "SKIPPED: mteb is not installed; make exports installs it")
     def test_mteb(self):
-        """a task of MTEB's runs on the export, and its figures are those of the reference's embeddings"""
+        """a task of MTEB's runs on the export, and its figures are those of the model's embeddings"""
         import mteb
         task, (out, embed) = similarity_task(self.TEXTS), self.export_bert("cable", "mean")
         result = mteb.evaluate(self.load(out), task, cache=None, co2_tracker=False, show_progress_bar=False)
@@ -1075,15 +1075,15 @@ class SentenceTransformers(Case):
         return SentenceTransformer(out, trust_remote_code=True, device="cpu")
 
     def export_bert(self, name, pooling):
-        """a random model's export, and the reference's embeddings of texts in float64 and float32"""
-        import modeling_cable_bert as reference
+        """a random model's export, and its embeddings of texts in float64 and float32, one text at a time"""
+        import cable_hf
         torch.manual_seed(1)
-        model = reference.CableBert(reference.CableBertConfig(
+        model = cable_hf.CableBertForMaskedLM(cable_hf.CableBertConfig(
             hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
-            max_position_embeddings=16, vocab_size=len(self.WORDS), position={"name": name}))
+            max_position_embeddings=16, vocab_size=len(self.WORDS), position={"name": name})).eval()
         randomize(model)
         step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
-        save_checkpoint(model, step)
+        model.save_pretrained(step)
         change_config(step, pooling=pooling)
         with open(os.path.join(step, "vocab.txt"), "w") as f:
             f.write("\n".join(self.WORDS) + "\n")
@@ -1091,10 +1091,10 @@ class SentenceTransformers(Case):
 
         def embed(texts):
             ids = [[2] + [self.WORDS.index(w) for w in text.split()] + [3] for text in texts]
-            lengths = torch.tensor([len(row) for row in ids])
-            padded = torch.tensor([row + [0] * (int(lengths.max()) - len(row)) for row in ids])
             with torch.no_grad():
-                return [reference.pool(m.encode(padded, lengths), lengths, pooling) for m in (doubled(model), model)]
+                rows = [[m.bert(torch.tensor([row])).last_hidden_state[0] for row in ids]
+                        for m in (doubled(model), model)]
+            return [torch.stack([x.mean(0) if pooling == "mean" else x[0] for x in of]) for of in rows]
         return out, embed
 
 
