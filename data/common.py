@@ -138,10 +138,14 @@ def locked(directory):
 
 # Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------
 
+FORMAT = 2
+
+
 class Manifest:
     def __init__(self, directory, settings, source):
         self.directory, self.path = directory, os.path.join(directory, MANIFEST)
-        self.data = {"format": 2, "complete": False, "settings": settings, "source": source, "counts": {}, "shards": []}
+        self.data = {"format": FORMAT, "complete": False, "settings": settings, "source": source, "counts": {},
+                     "shards": []}
 
     def load(self):
         """takes over what an earlier run left, which must have had the same settings and source"""
@@ -164,7 +168,7 @@ class Manifest:
                 break
         if any(map(self.lost, old.get("files", []))):
             old["complete"] = False
-        self.data = {**old, "format": 2}
+        self.data = old
 
     def lost(self, record):
         path = os.path.join(self.directory, record["file"])
@@ -192,64 +196,17 @@ def brief(value):
     return text if len(text) < 100 else text[:97] + "..."
 
 
-# The type of each field: {str: type} has any keys, "name?" may be absent, (type, None) may be null.
-FILE, COUNTS = {"file": str, "bytes": int, "sha256": str}, {str: int}
-CURSOR = {**dict.fromkeys(("window", "unit", "piece", "bytes", "skip", "token"), int), "counts": COUNTS}
-EXAMPLES = {**FILE, "stream": str, "examples": int}                                     # of hellaswag.py and tasks.py
-SHARD = {**FILE, "stream": str, "tokens": int, "documents": int, "next": (CURSOR, None), "ids?": FILE}
-SHAPE = {"format": int, "complete": bool, "settings": dict, "source": dict, "counts": {str: COUNTS}, "shards": [dict],
-         "files?": [FILE]}
-TYPES = {int: "a whole number", str: "a text", bool: "true or false", dict: "an object", list: "a list"}
-
-
-def check_shape(value, shape, field):
-    """names the first field that is not as the shape has it"""
-    if isinstance(shape, tuple):
-        if value is None:
-            return
-        shape = shape[0]
-    kind = shape if isinstance(shape, type) else type(shape)
-    if type(value) is not kind or kind is int and value < 0:
-        raise BadInput(f"{field}: expected {TYPES[kind]}, got {brief(value)}")
-    if kind is list:
-        inner = [(item, shape[0], f"{field}[{i}]") for i, item in enumerate(value)]
-    elif shape is dict or kind is not dict:
-        inner = []
-    elif str in shape:
-        inner = [(item, shape[str], f"{field}.{key}") for key, item in value.items()]
-    else:
-        names = [key.rstrip("?") for key in shape if key[-1] != "?" or key[:-1] in value]
-        missing = [name for name in names if name not in value]
-        if missing:
-            raise BadInput(f"{field}: expected a field '{missing[0]}', got {brief(sorted(value))}")
-        inner = [(value[name], shape.get(name, shape.get(name + "?")), f"{field}.{name}") for name in names]
-    for more in inner:
-        check_shape(*more)
-    if shape in (FILE, EXAMPLES, SHARD):
-        name = value["file"]
-        if os.path.basename(name) != name or not name or not name.isprintable():
-            raise BadInput(f"{field}.file: expected the name of a file beside the manifest, got {brief(name)}")
-
-
 def checksum_of(data):
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
 def read_manifest(path):
-    """the content of a manifest, whose fields are all of the right type and whose files are beside it"""
-    try:
-        data = console.read_object(path)
-        check_shape(data, SHAPE, "manifest")
-        for i, shard in enumerate(data["shards"]):
-            check_shape(shard, EXAMPLES if "examples" in shard else SHARD, f"manifest.shards[{i}]")
-        if data["format"] not in (1, 2):
-            raise BadInput(f"manifest.format: expected 1 or 2, got {data['format']}")
-        if data["format"] == 2 and data.pop("checksum", "") != checksum_of(data):       # format 1 has none
-            raise BadInput("its checksum is not that of its fields: damaged, or edited?")
-        return data
-    except BadInput as e:
-        raise BadInput(f"{path}: not a manifest ({str(e).removeprefix(path + ': ')}); remove it and its shards to "
-                       "start over") from None
+    """the content of a manifest, which its checksum protects"""
+    data = console.read_object(path)
+    if data.get("format") != FORMAT or data.pop("checksum", "") != checksum_of(data):
+        raise BadInput(f"{path}: not a manifest of format {FORMAT}, or damaged or edited; remove it and its shards to "
+                       "start over")
+    return data
 
 
 # One shard ------------------------------------------------------------------------------------------------------------

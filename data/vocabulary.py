@@ -19,7 +19,7 @@ import os
 import tempfile
 
 from common import BadInput, locked, parser, run, say, write_file
-from download import cache_of, download, hub_url
+from download import cache_of, hub_file
 from encoding import first_file, gpt2_ranks
 
 REPO = "openai-community/gpt2"
@@ -46,8 +46,7 @@ def source_files(args):
     found = kept_by_tiktoken()
     if found:
         return found, "tiktoken's copy"
-    return {name: download(hub_url(REPO, other, kind=""), os.path.join(cache_of(args), other))
-            for name, other in NAMES.items()}, REPO
+    return {name: hub_file(REPO, other, cache_of(args), kind="model") for name, other in NAMES.items()}, REPO
 
 
 def main(argv):
