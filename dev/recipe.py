@@ -20,6 +20,7 @@ test every encoding. --keep leaves the copy in DIRECTORY. The exit code is 1 if 
 tried.
 """
 import argparse
+import collections
 import os
 import re
 import shutil
@@ -27,6 +28,8 @@ import subprocess
 import sys
 import tempfile
 import time
+
+from lint import tracked_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md"], ["README.md"]
@@ -38,59 +41,34 @@ class Failure(Exception):
     pass
 
 
-class Skipped(Exception):
-    pass
-
-
 class Block:
-    """marks: (kind, words) of each mark before it; place: the page and line where it begins"""
-    def __init__(self, place, marks, lines):
-        self.place, self.marks, self.lines = place, marks, lines
-
-    def text(self):
-        return "".join(line + "\n" for line in self.lines)
+    """marks: (kind, words) of each mark before it; place: the page and line where its marks begin"""
+    def __init__(self, place, marks, text):
+        self.place, self.marks, self.text = place, marks, text
 
 
 def blocks_of(page, text):
     """the marked code blocks of a page; a mark without a block is a Failure"""
-    found, marks, lines = [], [], text.split("\n")
-    at = 0
-    while at < len(lines):
-        line, place = lines[at], f"{page}:{at + 1}"
-        at += 1
-        if line.startswith("<!--"):
-            mark = MARK.match(line)
-            if mark is None:
-                raise Failure(f"{place}: expected a mark of dev/recipe.py, got {line}")
-            marks.append((mark.group(1), mark.group(2)))
-        elif line.startswith("```") and marks:
-            end = next((k for k in range(at, len(lines)) if lines[k].startswith("```")), None)
-            if end is None:
-                raise Failure(f"{place}: this code block has no end")
-            found.append(Block(place, marks, lines[at:end]))
-            marks, at = [], end + 1
-        elif line.startswith("```"):                    # not marked: only for the reader
-            at = next((k for k in range(at, len(lines)) if lines[k].startswith("```")), len(lines) - 1) + 1
-        elif marks:
-            raise Failure(f"{place}: expected a code block after the mark, got {line!r}")
-    if marks:
-        raise Failure(f"{page}: the last mark has no code block")
+    found = []
+    for m in re.finditer(r"^((?:<!--.*\n)*)```.*\n((?:(?!```).*\n)*)(```)?|^<!--.*", text, re.M):
+        place, marks = f"{page}:{text.count(chr(10), 0, m.start()) + 1}", (m[1] or m[0]).splitlines()
+        for mark in marks if m[1] != "" else ():
+            if not MARK.match(mark):
+                raise Failure(f"{place}: expected a mark of dev/recipe.py, got {mark}")
+            if m[1] is None:
+                raise Failure(f"{place}: expected a code block after the mark")
+        if m[1] and not m[3]:
+            raise Failure(f"{place}: this code block has no end")
+        if m[1]:                                        # the rest is only for the reader
+            found.append(Block(place, [MARK.match(mark).groups() for mark in marks], m[2]))
     return found
 
 
 def copy_sources(target):
-    """what git tracks and what it would; without git, all but what was built"""
-    names = subprocess.run(["git", "-C", ROOT, "ls-files", "-z", "-co", "--exclude-standard"], stdout=subprocess.PIPE,
-                           stderr=subprocess.DEVNULL)
-    if names.returncode == 0 and names.stdout:
-        for name in names.stdout.decode().split("\0"):
-            source, path = os.path.join(ROOT, name), os.path.join(target, name)
-            if name and os.path.isfile(source):
-                os.makedirs(os.path.dirname(path), exist_ok=True)
-                shutil.copy2(source, path)
-    else:
-        leave = shutil.ignore_patterns(".git", "build", "__pycache__", ".venv", "report", "train_gpt2", "train_bert")
-        shutil.copytree(ROOT, target, ignore=leave, dirs_exist_ok=True)
+    """what git tracks and what it would"""
+    for name in tracked_files(ROOT):
+        os.makedirs(os.path.dirname(os.path.join(target, name)), exist_ok=True)
+        shutil.copy2(os.path.join(ROOT, name), os.path.join(target, name))
 
 
 def link_sources(target):
@@ -111,37 +89,31 @@ def python_with(module):
 class Recipe:
     def __init__(self, directory, full, here=False):
         self.directory, self.full, self.here = directory, full, here
-        self.passed = self.failed = self.skipped = 0
+        self.counts = collections.Counter()             # of steps that are ok, FAILED or skipped
 
     def at(self, path):
         return os.path.join(self.directory, path)
 
-    def step(self, name, work):
-        start = time.monotonic()
+    def step(self, name, work, *arguments):
+        """work() returns why it was skipped, or None"""
+        start, how = time.monotonic(), "FAILED"
         try:
-            work()
-        except Skipped as why:
-            self.skipped += 1
-            self.say(f"skipped {time.monotonic() - start:6.1f} s  {name}: {why}")
-            return
+            why = work(*arguments)
+            how = "skipped" if why else "ok"
         except Failure as failure:
-            self.failed += 1
-            self.say(f"FAILED  {time.monotonic() - start:6.1f} s  {name}\n{failure}")
+            why = f"\n{failure}"
             raise
-        self.passed += 1
-        self.say(f"ok      {time.monotonic() - start:6.1f} s  {name}")
+        finally:
+            self.counts[how] += 1
+            self.say(f"{how:7} {time.monotonic() - start:6.1f} s  {name}" + f": {why}" * bool(why))
 
     def follow(self, block):
         for kind, words in block.marks:
-            if kind == "file":
-                self.step(f"{words}, from {block.place}", lambda: self.write(words, block.text()))
-            elif kind == "insert":
-                self.step(f"insert: {words}", lambda: self.insert(words, block))
-            elif kind == "run":
-                more = " ..." if len(block.lines) > 1 else ""
-                self.step(f"run: {self.script(block.lines[0])}{more}", lambda: self.run(words, block))
-            else:
-                self.step(f"launches: {words}", lambda: self.launches(words, block))
+            what = words
+            if kind == "run":
+                first, _, rest = self.script(block.text).partition("\n")
+                what = first + " ..." * bool(rest)
+            self.step(f"{kind}: {what}, {block.place}", getattr(self, kind), words, block)
 
     def script(self, text):
         return text.replace(FEW, "") if self.full else text
@@ -156,23 +128,23 @@ class Recipe:
     def say(self, line):
         print(line, flush=True)
 
-    def write(self, path, text):
+    def file(self, path, block):
         if os.path.exists(self.at(path)):
             raise Failure(f"{path} exists already")
         os.makedirs(os.path.dirname(self.at(path)), exist_ok=True)
         with open(self.at(path), "w", encoding="utf-8") as f:
-            f.write(text)
+            f.write(block.text)
 
     def insert(self, words, block):
         path, text = self.parse(r'(\S+) after "(.*)"', words, block, 'PATH after "TEXT"')
         with open(self.at(path), encoding="utf-8") as f:
-            lines = f.read().split("\n")
+            lines = f.read().splitlines(keepends=True)
         places = [k for k, line in enumerate(lines) if text in line]
         if len(places) != 1:
             raise Failure(f"{block.place}: expected one line of {path} with {text!r}, got {len(places)}")
-        lines[places[0] + 1:places[0] + 1] = block.lines
+        lines.insert(places[0] + 1, block.text)
         with open(self.at(path), "w", encoding="utf-8") as f:
-            f.write("\n".join(lines))
+            f.write("".join(lines))
 
     def run(self, words, block):
         prints, module = self.parse(r'(?:prints "(.*)"|needs (\w+)|)', words, block, 'prints "TEXT" or needs MODULE')
@@ -182,9 +154,9 @@ class Recipe:
         if module:
             python = python_with(module)
             if python is None:
-                raise Skipped(f"no python3 here has {module}")
+                return f"no python3 here has {module}"
             environment["PATH"] = os.path.dirname(python) + os.pathsep + environment["PATH"]
-        script = self.script(block.text())
+        script = self.script(block.text)
         run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, env=environment,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              errors="replace")
@@ -199,6 +171,7 @@ class Recipe:
         for line in run.stdout.split("\n"):
             if re.search(r"\bmissing\b|\b\d+ passed, \d+ failed|All tests passed", line):
                 self.say(f"            {line.strip()}")
+        return None
 
     def launches(self, words, block):
         path, places, absent = self.parse(r"(\S+) has (.*), not (\S+)", words, block, "PATH has A and B, not C")
@@ -211,18 +184,14 @@ class Recipe:
         if absent in launched:
             raise Failure(f"{path}: expected no kernel of {absent}, got {launched.count(absent)} launched")
 
-    def lint(self, before):
-        """returns the findings of dev/lint.py, without their lines; one that is not among `before` is a Failure"""
+    def lint(self):
+        """the findings of dev/lint.py, without their lines"""
         run = subprocess.run([sys.executable, "dev/lint.py"], cwd=self.directory, stdout=subprocess.PIPE,
                              stderr=subprocess.STDOUT, text=True)
-        found = run.stdout.rstrip("\n").split("\n")
-        if not found[-1].startswith("lint: "):
+        *found, last = run.stdout.rstrip("\n").split("\n")
+        if not last.startswith("lint: "):
             raise Failure(run.stdout)
-        nowhere = {re.sub(r":\d+:", ":", line): line for line in found[:-1]}
-        new = [line for name, line in nowhere.items() if before is not None and name not in before]
-        if new:
-            raise Failure("\n".join(new))
-        return set(nowhere)
+        return {re.sub(r":\d+:", ":", line) for line in found}
 
 
 def main():
@@ -238,35 +207,32 @@ def main():
     try:
         if args.keep and os.path.isdir(args.keep) and os.listdir(args.keep):
             raise Failure(f"--keep {args.keep}: expected an empty directory")
-        if args.here:
-            recipe.step("link the sources", lambda: link_sources(directory))
-        else:
-            recipe.step("copy the sources", lambda: copy_sources(directory))
+        (link_sources if args.here else copy_sources)(directory)
         blocks = []
         for page in pages:
             with open(recipe.at(page), encoding="utf-8") as f:
                 blocks += blocks_of(page, f.read())
         changes = [b for b in blocks if b.marks[0][0] in ("file", "insert")]
-        findings = recipe.lint(None) if changes else None
+        if len(blocks) == len(changes):
+            raise Failure(f"{', '.join(pages)}: expected blocks marked run, got none")
+        findings = recipe.lint() if changes else set()
         for block in changes:
             recipe.follow(block)
-        if changes:
-            recipe.step("dev/lint.py accepts what was added", lambda: recipe.lint(findings))
+        if new := recipe.lint() - findings if changes else ():
+            raise Failure("dev/lint.py does not accept what was added:\n" + "\n".join(sorted(new)))
         for block in blocks:
             if block not in changes:
                 recipe.follow(block)
-        if len(blocks) == len(changes):
-            raise Failure(f"{', '.join(pages)}: expected blocks marked run, got none")
     except Failure as failure:
-        if recipe.failed == 0:
-            recipe.failed = 1
+        if not recipe.counts["FAILED"]:
+            recipe.counts["FAILED"] = 1
             print(failure)
     finally:
         if not args.keep:
             shutil.rmtree(directory, ignore_errors=True)
-    print(f"{time.monotonic() - start:.0f} s")
-    print(f"{recipe.passed} passed, {recipe.failed} failed" + (f", {recipe.skipped} skipped" if recipe.skipped else ""))
-    return 1 if recipe.failed else 0
+    print(f"{time.monotonic() - start:.0f} s\n{recipe.counts['ok']} passed, {recipe.counts['FAILED']} failed, "
+          f"{recipe.counts['skipped']} skipped")
+    return 1 if recipe.counts["FAILED"] else 0
 
 
 if __name__ == "__main__":

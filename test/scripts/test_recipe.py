@@ -53,7 +53,7 @@ class Recipe(Folder):
         self.follow("<!-- run -->", "echo 2 passed, 0 failed, 0 skipped")
         self.refused("expected prints", "<!-- run: print one -->", "cat rows.h")
         self.follow("<!-- run: needs no_such_module -->", "false")
-        self.assertEqual(self.recipe.skipped, 1)
+        self.assertEqual(self.recipe.counts["skipped"], 1)
 
     def test_what_runs_here_leaves_nothing_here(self):
         recipe.link_sources(self.recipe.directory)
@@ -77,7 +77,7 @@ class Recipe(Folder):
     def test_marks(self):
         for words, text in (("expected a mark", page("<!-- files: a.h -->", "x")),
                             ("expected a code block", page("<!-- run -->\n\nText", "x")),
-                            ("no code block", "<!-- run -->"),
+                            ("expected a code block", "<!-- run -->"),
                             ("no end", "<!-- run -->\n```\nx\n")):
             with self.assertRaises(recipe.Failure) as caught:
                 recipe.blocks_of("page.md", text)
