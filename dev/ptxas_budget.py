@@ -10,7 +10,6 @@ It needs nvcc, but no GPU.
 It fails on a spill or a register more than budgeted, on more static shared memory, and on a kernel without a budget.
 Registers depend on the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail.
 """
-import argparse
 import json
 import os
 import re
@@ -35,47 +34,23 @@ def makefile(name):
         return re.search(rf"^{name} := (.*)$", f.read(), re.M).group(1).split()
 
 
-def parse_log(text):
-    """{(mangled name, arch): {field: the most, where several files compile it}}"""
-    found, name, spills = {}, None, None
-    for line in text.split("\n"):
-        m = re.search(r"Compiling entry function '([^']+)' for '([^']+)'", line)
-        if m:
-            name, spills = (m.group(1), m.group(2)), None
-            continue
-        m = re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads", line)
-        if m and name and spills is None:               # later ones belong to functions that were not inlined
-            spills = (int(m.group(2)), int(m.group(3)))
-            continue
-        m = re.search(r"Used (\d+) registers", line)
-        if m and name:
-            if spills is None:
-                raise BadInput(f"{name[0]}: its spills are missing; was the log made by -Xptxas -v?")
-            shared = re.search(r"(\d+) bytes smem", line)
-            values = (int(m.group(1)), *spills, int(shared.group(1)) if shared else 0)
-            before = found.get(name, {})
-            found[name] = {f: max(v, before.get(f, v)) for f, v in zip(FIELDS, values)}
-            name = None
-    return found
-
-
-def demangle(names):
-    """mangled -> kernel<arguments>, without its parameters"""
-    names = sorted(set(names))
+def kernels_of(log):
+    """{kernel<arguments>: {arch: {field: the most, where several files compile it or static ones share a name}}}"""
     tool = shutil.which("c++filt") or shutil.which("cu++filt")
     if not tool:
         raise BadInput("no c++filt (it comes with binutils)")
-    p = subprocess.run([tool, "-p"], input="\n".join(names) + "\n", stdout=subprocess.PIPE, universal_newlines=True,
-                       check=True)
-    return dict(zip(names, (re.sub(r"^void ", "", x).replace("> >", ">>") for x in p.stdout.split("\n"))))
-
-
-def by_kernel(found):
-    """{kernel: {arch: {field: most}}}: static kernels of two files may have the same name"""
-    readable, kernels = demangle(name for name, _ in found), {}
-    for (name, arch), values in sorted(found.items()):
-        known = kernels.setdefault(readable[name], {}).setdefault(arch, dict(values))
-        kernels[readable[name]][arch] = {f: max(known[f], values[f]) for f in FIELDS}
+    text = subprocess.run([tool, "-p"], input=log, stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
+    kernels = {}
+    for part in text.split("Compiling entry function ")[1:]:
+        name, arch = re.match(r"'(?:void )?(.+?)' for '([^']+)'", part).groups()
+        # later spills belong to functions that were not inlined
+        spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part)
+        registers, shared = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes smem", part)
+        if not spills or not registers:
+            raise BadInput(f"{name}: its registers or spills are missing; was the log made by -Xptxas -v?")
+        values = (int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0)
+        before = kernels.setdefault(name.replace("> >", ">>"), {}).setdefault(arch, dict.fromkeys(FIELDS, 0))
+        before.update((f, max(v, before[f])) for f, v in zip(FIELDS, values))
     return kernels
 
 
@@ -98,8 +73,7 @@ def compare(kernels, budget, same_compiler):
 
 def compiler_version(nvcc):
     p = subprocess.run([nvcc, "--version"], stdout=subprocess.PIPE, universal_newlines=True, check=True)
-    m = re.search(r"release (\d+\.\d+)", p.stdout)
-    return m.group(1) if m else "unknown"
+    return re.search(r"release (\d+\.\d+)|$", p.stdout)[1] or "unknown"
 
 
 def compile_all(nvcc):
@@ -129,10 +103,9 @@ def write_budget(path, version, kernels):
 def read_budget(path):
     """(version of nvcc, budget)"""
     try:
-        with open(path) as f:
-            budget = json.load(f)
+        budget = console.read_object(path)
         return budget["nvcc"], budget["kernels"]
-    except (OSError, ValueError, KeyError, TypeError) as e:
+    except (BadInput, KeyError) as e:
         raise BadInput(f"{path}: no budget in it ({e}); `{UPDATE}` writes one") from None
 
 
@@ -142,18 +115,14 @@ def spilling(kernels):
     return f"{len(names)} of them spill: {', '.join(names)}" if names else "none spills"
 
 
-def parse(argv):
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv):
+    p = console.parser(__doc__)
     p.add_argument("logs", nargs="*", metavar="LOG")
     p.add_argument("--update", action="store_true")
     p.add_argument("--budget", default=os.path.join(ROOT, "dev", "ptxas_budget.json"))
     p.add_argument("--nvcc-version",
                    help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
-    return p.parse_args(argv)
-
-
-def main(argv):
-    args = parse(argv)
+    args = p.parse_args(argv)
     usual = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
     nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or (usual if os.path.exists(usual) else None)
     if args.logs:
@@ -165,7 +134,7 @@ def main(argv):
         return 0
     else:
         log = compile_all(nvcc)
-    kernels = by_kernel(parse_log(log))
+    kernels = kernels_of(log)
     if not kernels:
         raise BadInput("no kernel in the log; was it made by -Xptxas -v?")
     version = args.nvcc_version or (compiler_version(nvcc) if nvcc else None)
