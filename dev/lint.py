@@ -7,6 +7,7 @@ code 1 if there is any.
     dev/lint.py --counts                    only prints how large the parts are, beside how large they should be at most
 """
 import ast
+import collections
 import os
 import re
 import subprocess
@@ -21,8 +22,15 @@ FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/a
 # the top level: these directories and files, and what begins with a dot
 PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"
 
-# the files that may say __CUDACC__
-KNOWS_THE_BUILD = {"llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh"}
+# what no line of llmc/ or of the trainers may have, but for those of the files that are listed
+KNOWS_THE_BUILD = ("llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh")
+REFUSED = (
+    ("__CUDACC__", KNOWS_THE_BUILD, f"__CUDACC__: only {', '.join(KNOWS_THE_BUILD)} may ask which build this is"),
+    ("<<<", ("llmc/base/device.h",), "<<<: only launch() starts kernels"),
+    (r"(?<!\w)assert\s*\(", (), "assert(): it vanishes in a release; use check()"),
+    (r"^using\s+namespace\b", (), "using namespace: it hides where a name comes from"),
+    (r"\batomic(Add|Sub|Exch|Max|Min|CAS)\w*\s*\(", (),
+     "atomics: sums go through slabs in a fixed order, so that runs give the same bits"))
 
 # Calls of libm in kernels and layers: no compiler vectorizes them. How often each may appear, and why it is not in an
 # inner loop.
@@ -98,10 +106,6 @@ def comments(text):
             first = text.count("\n", 0, m.start()) + 1
             for k, line in enumerate(m.group(0).split("\n")):
                 yield first + k, line
-
-
-def ternaries(line):
-    return len(re.findall(r"\?(?!\?)", line))
 
 
 def initialised(line):
@@ -188,25 +192,17 @@ def check_code(path, code):
     """rules for the C++ of llmc/ and the trainers; code has neither comments nor strings"""
     shared = ("llmc/base/device.h", "llmc/base/fastmath.h")
     kernels = path.startswith("llmc/") and (path.endswith(".cuh") or path in shared)
-    calls = {}
+    calls = collections.Counter()
     for number, line in enumerate(code.split("\n"), 1):
-        if "__CUDACC__" in line and path not in KNOWS_THE_BUILD:
-            report(path, number, f"__CUDACC__: only {', '.join(sorted(KNOWS_THE_BUILD))} may ask which build this is")
-        if "<<<" in line and path != "llmc/base/device.h":
-            report(path, number, "<<<: only launch() starts kernels")
-        if re.search(r"(?<!\w)assert\s*\(", line):
-            report(path, number, "assert(): it vanishes in a release; use check()")
-        if re.match(r"using\s+namespace\b", line):
-            report(path, number, "using namespace: it hides where a name comes from")
-        if re.search(r"\batomic(Add|Sub|Exch|Max|Min|CAS)\w*\s*\(", line):
-            report(path, number, "atomics: sums go through slabs in a fixed order, so that runs give the same bits")
+        for pattern, allowed, rule in REFUSED:
+            if re.search(pattern, line) and path not in allowed:
+                report(path, number, rule)
         called = r"(?<![\w.>])(?:std::|::|portable_)?(" + "|".join(LIBM) + r")\s*\("
-        for m in re.finditer(called, line) if kernels else ():
-            key = (path, m.group(1))
-            calls[key] = calls.get(key, 0) + 1
-            if calls[key] > LIBM_ALLOWED.get(key, 0):
-                report(path, number, f"{m.group(1)}(): no compiler vectorizes it; use a fast_* of fastmath.h, or allow "
-                       "it in dev/lint.py and say why")
+        for name in re.findall(called, line) if kernels else ():
+            calls[name] += 1
+            if calls[name] > LIBM_ALLOWED.get((path, name), 0):
+                report(path, number, f"{name}(): no compiler vectorizes it; use a fast_* of fastmath.h, or allow it in "
+                       "dev/lint.py and say why")
 
 
 def check_lines(path, text):
@@ -214,8 +210,8 @@ def check_lines(path, text):
     lines = without_comments(text).split("\n")
     kernel_end = 0
     for number, line in enumerate(lines, 1):
-        if ternaries(line) > 1:
-            report(path, number, f"{ternaries(line)} ternaries on a line: at most one; imin, imax and clamp choose too")
+        if line.count("?") > 1:
+            report(path, number, f"{line.count('?')} ternaries on a line: at most one; imin, imax and clamp choose too")
         if re.match(r"((template <.*> *)?(static )?__global__|__launch_bounds__|.*_kernel\()", line):
             kernel_end = number + next((k for k, l in enumerate(lines[number:], 1) if l.startswith("}")), 0)
         most, where = (1, " in a kernel") if number <= kernel_end else (2, "")
@@ -234,10 +230,8 @@ def check_python(path, text):
     except SyntaxError as e:
         report(path, e.lineno or 1, f"not Python: {e.msg}")
         return
-    conditionals = {}
+    conditionals = collections.Counter(node.test.lineno for node in ast.walk(tree) if isinstance(node, ast.IfExp))
     for node in ast.walk(tree):
-        if isinstance(node, ast.IfExp):
-            conditionals[node.test.lineno] = conditionals.get(node.test.lineno, 0) + 1
         if isinstance(node, ast.FunctionDef) and node.end_lineno - node.lineno >= MAX_LINES_FUNCTION:
             report(path, node.lineno, f"a function of {node.end_lineno - node.lineno + 1} lines: at most "
                    f"{MAX_LINES_FUNCTION}")
