@@ -12,7 +12,7 @@
 // In the order of a run:
 #include "llmc/engine/run/config.h"                 // the model's shape and encoding, from flags or a checkpoint
 #include "llmc/engine/text/dataloader.h"            // the tokens of a step
-#include "llmc/engine/text/mlm.h"                   // which of them are masked
+#include "llmc/engine/text/documents.h"             // which of them are masked
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
 #include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products

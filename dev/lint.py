@@ -355,7 +355,8 @@ def counts(root):
     while new:
         below, new = below | new, set().union(*(includes.get(path, ()) for path in new)) - below - new
     lines = lambda chosen: sum(texts[path].count("\n") for path in chosen)
-    ifs = [len(re.findall(r"^\s*#\s*if", texts[path], re.M)) for path in llmc]
+    # but for the layers' own (base/device.h)
+    ifs = [len(re.findall(r"^\s*#\s*if(?! !defined\(KERNELS_ELSEWHERE\))", texts[path], re.M)) for path in llmc]
     code = (".cu", ".cuh", ".h", ".cpp", ".py", ".sh", ".js", ".html")
     places = ("dev/", "scripts/", "data/")
     forward = [count for _, count, head, _ in functions(texts["train_gpt2.cu"]) if "gpt2_forward(" in head]

@@ -10,10 +10,29 @@
 #include "base/libm.h"
 #include "matmul.cuh"
 
+// floats of scratch: the normalized rows, their inverse lengths, the scores
+inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
 // losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q.
 // scratch: contrastive_scratch floats
 void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
                                   int C, float temperature, float dloss, Stream stream);
+
+// What a step holds in addition to a chunk's activations: embeddings and their gradients, of all rows
+struct ContrastiveBuffers {
+    float *emb = nullptr, *demb = nullptr;
+    float *losses = nullptr, *scratch = nullptr;
+    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
+    static size_t bytes(int Q, int M, int C) {
+        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
+    }
+    void allocate(int Q, int M, int C) {
+        emb = (float*)device_malloc(bytes(Q, M, C));
+        demb = emb + (size_t)(Q + M) * C;
+        losses = demb + (size_t)(Q + M) * C;
+        scratch = losses + Q;
+    }
+    void release() { device_free(emb); }
+};
 
 #if !defined(KERNELS_ELSEWHERE)
 constexpr float MAX_INVERSE_NORM = 1e12f;
@@ -126,9 +145,6 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     }
 }
 
-// floats of scratch: the normalized rows, their inverse lengths, the scores
-inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
-
 LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
                                            int C, float temperature, float dloss, Stream stream) {
     check(Q >= 1 && M >= Q, "expected at least one candidate for each query, got %d for %d", M, Q);
@@ -152,21 +168,4 @@ LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* sc
     // 4 and of the embeddings themselves
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
 }
-
-// What a step holds in addition to a chunk's activations: embeddings and their gradients, of all rows
-struct ContrastiveBuffers {
-    float *emb = nullptr, *demb = nullptr;
-    float *losses = nullptr, *scratch = nullptr;
-    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
-    static size_t bytes(int Q, int M, int C) {
-        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
-    }
-    void allocate(int Q, int M, int C) {
-        emb = (float*)device_malloc(bytes(Q, M, C));
-        demb = emb + (size_t)(Q + M) * C;
-        losses = demb + (size_t)(Q + M) * C;
-        scratch = losses + Q;
-    }
-    void release() { device_free(emb); }
-};
 #endif
