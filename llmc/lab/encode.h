@@ -9,7 +9,7 @@
 #include <numeric>
 
 #include "../engine/files/outdir.h"
-#include "../engine/ranks/share.h"
+#include "../engine/ranks/exchange.cuh"
 #include "../engine/text/documents.h"
 #include "evaluate.h"
 

@@ -18,7 +18,6 @@
 #include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
 #include "../engine/run/config.h"
-#include "../engine/run/rope_scaling.h"
 #include "../engine/text/dataloader.h"
 #include "heads.h"
 #include "pieces.h"

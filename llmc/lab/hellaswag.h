@@ -6,7 +6,7 @@
 //   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
 #pragma once
 
-#include "../engine/ranks/share.h"
+#include "../engine/ranks/exchange.cuh"
 #include "evaluate.h"
 
 constexpr int HELLASWAG_MAGIC = 20240522, HELLASWAG_ENDINGS = 4;

@@ -7,7 +7,7 @@
 // forward pass measures the same as a generation.
 #pragma once
 
-#include "../engine/ranks/share.h"
+#include "../engine/ranks/exchange.cuh"
 #include "evaluate.h"
 
 struct TaskScore {

@@ -6,7 +6,7 @@
 // squares, which is the size of a sum of that many roundings. POSITION_ERRORS=1 prints the measured errors.
 #include "test/layer.h"
 
-#include "llmc/engine/run/rope_scaling.h"
+#include "llmc/engine/run/config_json.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 

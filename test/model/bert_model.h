@@ -12,7 +12,6 @@
 #include "llmc/layernorm.cuh"
 #include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
 #include "llmc/lab/use_bert.h"
 
 namespace {

@@ -14,7 +14,6 @@
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/engine/run/banner.h"
-#include "llmc/engine/run/help.h"
 #include "llmc/lab/use_gpt2.h"
 
 namespace {

@@ -9,7 +9,7 @@
 
 #include "test/catch.h"
 #include "test/files.h"
-#include "llmc/engine/run/guard.h"
+#include "llmc/engine/run/update.h"
 #include "llmc/engine/run/log.h"
 #include "llmc/engine/json.h"
 #include "llmc/base/rand.h"

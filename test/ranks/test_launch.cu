@@ -3,7 +3,7 @@
 
 #include "test/catch.h"
 #include "llmc/engine/ranks/comm.h"
-#include "llmc/engine/ranks/fork.h"
+#include "llmc/engine/ranks/launch.h"
 
 namespace {
 using Environment = std::map<std::string, std::string>;

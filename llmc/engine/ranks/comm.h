@@ -1,13 +1,15 @@
 // ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or sockets (hosts: wire.h)
 // or NCCL (devices).
 //
-// A run is one rank unless a launcher (launch.h) or the program itself (fork.h) has started several; MPI is not even
+// A run is one rank unless a launcher or the program itself has started several; MPI is not even
 // initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
 // Sums have a fixed shape, so that the number of ranks does not change a bit (exchange.cuh). An Error on one rank ends
 // all of them (comm_report). If a rank dies, the launcher ends the remaining ranks, or they notice it themselves.
 #pragma once
 
 #include <csignal>
+#include <future>
+#include <thread>
 
 #include <fcntl.h>
 
@@ -15,7 +17,7 @@
 
 #include "launch.h"
 #include "nccl.h"
-#include "wire_sockets.h"
+#include "wire.h"
 #if defined(USE_MPI)
 #include "wire_mpi.h"
 #else
@@ -133,6 +135,20 @@ inline int comm_device() {
     return count > 0 ? comm().local_rank % count : 0;       // more ranks than GPUs share them
 }
 
+// Why gradients cannot go from GPU to GPU, "" if they can. built: this program has NCCL; places: a number for each
+// rank's machine and GPU
+inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places) {
+    if (!built) { return "this program was built without NCCL (give make NCCL_DIR=path, and build again)"; }
+    for (size_t r = 1; r < places.size(); r++) {
+        const size_t other = (size_t)(std::find(places.begin(), places.end(), places[r]) - places.begin());
+        if (other < r) {
+            return strprintf("ranks %zu and %zu share a GPU, and NCCL wants one for each rank: start no more ranks on "
+                             "a machine than it has GPUs", other, r);
+        }
+    }
+    return "";
+}
+
 // A rank's machine: its number of ranks, and this rank's index among them
 struct OnMachine { int size, rank; };
 // g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several machines;
@@ -189,6 +205,61 @@ inline void comm_exchange(const Messages& sends, const Messages& receives, const
         return all;
     };
     c.wire->exchange(filled(sends), filled(receives), what);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// work on some ranks, for which the other ranks wait without a deadline
+
+// Does the work in a detached thread. An exception goes into the future.
+template <class Work> std::future<void> in_thread(Work work) {
+    std::packaged_task<void()> task([device = current_device(), work] {
+        use_device(device);                 // a new thread has the first one
+        work();
+    });
+    std::future<void> end = task.get_future();
+    std::thread(std::move(task)).detach();
+    return end;
+}
+
+// A collective: whether the thread of any rank is still at work. `thread`: this rank's, or none. wait: first give it
+// some time. An exception of the thread is thrown again on its rank.
+inline bool threads_work(std::future<void>& thread, bool wait, const char* what) {
+    const std::chrono::duration<double> patience(wait ? std::min(1.0, comm().timeout / 4) : 0.0);
+    const bool works = thread.valid() && thread.wait_for(patience) != std::future_status::ready;
+    try {
+        if (comm_max(works, what)) { return true; }
+    } catch (const Error& e) {
+        // Another rank is gone. Do not wait for the disk: a checkpoint gets its name only when it is complete.
+        if (thread.valid()) { _exit(comm_report(e.code, e.what())); }
+        throw;
+    }
+    if (thread.valid()) { thread.get(); }
+    return false;
+}
+
+// A collective. The ranks with `mine` do the work, each in a thread, and meanwhile their main threads tell the other
+// ranks that they are alive. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
+// stopped rank ends the run. The work must not call a collective. An exception is thrown again on its rank.
+template <class Work> void ranks_work(bool mine, Work work, const char* what) {
+    if (comm().size == 1) {
+        if (mine) { work(); }
+        return;
+    }
+    std::future<void> thread;
+    if (mine) { thread = in_thread(work); }
+    while (threads_work(thread, true, what)) {}
+}
+
+template <class Work> void rank0_works(Work work, const char* what) { ranks_work(comm().rank == 0, work, what); }
+
+// The text of the lowest rank that has one, on all ranks; a long one is cut
+inline std::string first_text(const std::string& mine, const char* what) {
+    struct Line { char text[2000]; } line = {};
+    snprintf(line.text, sizeof(line.text), "%s", mine.c_str());
+    std::vector<Line> all((size_t)comm().size);
+    comm_all_gather(all.data(), &line, 1, what);
+    for (const Line& l : all) { if (l.text[0] != 0) { return comm().size == 1 ? mine : l.text; } }
+    return "";
 }
 
 // ----------------------------------------------------------------------------------------------------------

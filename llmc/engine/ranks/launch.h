@@ -1,8 +1,17 @@
-// ranks/launch.h -- who started this process, and as which rank: launchers set environment variables.
+// ranks/launch.h -- who starts the ranks: a launcher, which sets environment variables, or --ranks N, with which the
+// program forks the ranks on this machine and the parent process watches them.
 //
 // A launcher that is recognized but cannot work is refused, with the line to type. Otherwise each of its processes
 // would train on all of the data, and all would write to the same --out.
 #pragma once
+
+#include <csignal>
+
+#include <fcntl.h>
+#include <sys/prctl.h>
+#include <sys/resource.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
 
 #include "../../base/device.h"
 #include "../../base/parse.h"
@@ -12,7 +21,7 @@ struct Launch {
     const char* by = "";
     int rank = 0, size = 1;
     bool mpi = false;                       // the launcher has prepared MPI_Init
-    std::vector<int> sockets;               // of --ranks N (fork.h): to each of the other ranks
+    std::vector<int> sockets;               // of --ranks N: to each of the other ranks
 };
 
 // The variables of the launchers, in order of precedence: under mpirun inside a batch job, and torchrun as the only
@@ -94,16 +103,153 @@ inline std::string launch_refusal(const Launch& l, Names program) {
     die(EXIT_BAD_INPUT, "%s", launch_refusal(l, program).c_str());
 }
 
-// Why gradients cannot go from GPU to GPU, "" if they can. built: this program has NCCL; places: a number for each
-// rank's machine and GPU
-inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places) {
-    if (!built) { return "this program was built without NCCL (give make NCCL_DIR=path, and build again)"; }
-    for (size_t r = 1; r < places.size(); r++) {
-        const size_t other = (size_t)(std::find(places.begin(), places.end(), places[r]) - places.begin());
-        if (other < r) {
-            return strprintf("ranks %zu and %zu share a GPU, and NCCL wants one for each rank: start no more ranks on "
-                             "a machine than it has GPUs", other, r);
+// ----------------------------------------------------------------------------------------------------------
+// --ranks N
+
+constexpr double LAST_WORDS = 3;            // seconds between the failure of a rank and SIGKILL for the rest
+constexpr int CROWD = 8;                    // ranks on a core, at the most
+constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
+
+// Why n ranks cannot be started here, "" if they can. crowded: the user allows several ranks per core
+inline std::string crowd_refusal(int n, int cores, double memory, bool crowded) {
+    const int most = std::max(1, (int)std::min((double)cores * CROWD, memory / LEAST_RANK));
+    if (n <= (crowded ? most : std::min(cores, most))) { return ""; }
+    return strprintf("--ranks %d: this machine has %d core%s and %s of free memory; expected at most %d, or, with "
+                     "CABLE_OVERSUBSCRIBE=1 in the environment, %d (%d on a core, and %s for each)", n, cores,
+                     cores == 1 ? "" : "s", format_bytes(memory).c_str(), std::min(cores, most), most, CROWD,
+                     format_bytes(LEAST_RANK).c_str());
+}
+
+// In the child process, before it becomes a rank
+inline void become_rank(pid_t parent, const sigset_t& signals) {
+    setpgid(0, 0);                          // the terminal's signals reach only the parent, which passes them on
+    prctl(PR_SET_PDEATHSIG, SIGTERM);       // if the parent is killed
+    if (getppid() != parent) { _exit(EXIT_DEVICE); }
+    const int nothing = open("/dev/null", O_RDONLY);        // outside the terminal's group it may not read
+    if (nothing > 0) {
+        dup2(nothing, 0);
+        close(nothing);
+    }
+    sigprocmask(SIG_SETMASK, &signals, nullptr);
+}
+
+// Waits until all ranks have ended. Returns the exit code of the first that failed, or 128 + number if a signal ended
+// one, even if another rank has failed first because it missed that one. Passes on the signals that end a run.
+inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
+    int code = 0;
+    double failed = 0;                      // the time of the first failure
+    bool killed = false;
+    for (size_t left = ranks.size(); left > 0;) {
+        const timespec patience = {0, 100000000};
+        const int number = sigtimedwait(&awaited, nullptr, &patience);
+        const bool late = code != 0 && wall_seconds() > failed + LAST_WORDS;
+        for (size_t r = 0; r < ranks.size(); r++) {
+            int status = 0;
+            if (ranks[r] < 0) { continue; }
+            if (number > 0 && number != SIGCHLD) { kill(ranks[r], number); }
+            if (late) { kill(ranks[r], SIGKILL); }
+            if (waitpid(ranks[r], &status, WNOHANG) != ranks[r]) { continue; }
+            const bool signaled = WIFSIGNALED(status);
+            if (signaled && !late) {
+                say("rank %zu (process %d) was ended by signal %d, %s; the other ranks end, too", r, (int)ranks[r],
+                    WTERMSIG(status), strsignal(WTERMSIG(status)));
+            }
+            ranks[r] = -1;
+            left--;
+            const bool cause = signaled && !late && !killed;
+            if (code != 0 && !cause) { continue; }
+            if (code == 0) { failed = wall_seconds(); }
+            code = signaled ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+            killed = signaled;
         }
     }
-    return "";
+    return code;
+}
+
+// The cores that this process may use
+inline int cores_here() {
+    cpu_set_t set;
+    const bool known = sched_getaffinity(0, sizeof(set), &set) == 0;        // fails beyond 1,024 cores
+    const int cores = known ? CPU_COUNT(&set) : (int)sysconf(_SC_NPROCESSORS_ONLN);
+    return (int)std::min((double)cores, std::ceil(group_limits().cores));
+}
+
+// A pair of sockets for each two ranks. ends[r][other]: rank r's end, -1 where this process has closed it
+struct SocketPairs {
+    std::vector<std::vector<int>> ends;
+
+    explicit SocketPairs(int n) : ends((size_t)n, std::vector<int>((size_t)n, -1)) {
+        rlimit files = {};                  // this process has up to n^2 / 4 of them open
+        if (getrlimit(RLIMIT_NOFILE, &files) != 0) { return; }
+        files.rlim_cur = files.rlim_max;
+        setrlimit(RLIMIT_NOFILE, &files);
+    }
+    // Before rank r is forked: its pairs with the ranks after it. false and errno on failure
+    bool open_for(size_t r) {
+        for (size_t other = r + 1; other < ends.size(); other++) {
+            int pair[2];
+            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) { return false; }
+            ends[r][other] = pair[0];
+            ends[other][r] = pair[1];
+        }
+        return true;
+    }
+    void close_of(size_t r) {
+        for (int& fd : ends[r]) {
+            if (fd >= 0) { close(fd); }
+            fd = -1;
+        }
+    }
+    // In rank r: its ends, while all others are closed, so that every rank sees when another one has ended
+    std::vector<int> keep(size_t r) {
+        for (size_t other = 0; other < ends.size(); other++) { if (other != r) { close_of(other); } }
+        return ends[r];
+    }
+};
+
+// Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
+// ranks have ended, with the exit code in `code`. Called before any thread exists, because a fork does not
+// copy threads.
+inline bool fork_ranks(int n, Launch& launch, int& code) {
+    const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
+    const std::string why = crowd_refusal(n, cores_here(), (double)host_memory_available(),
+                                          crowded != nullptr && strcmp(crowded, "1") == 0);
+    check(why.empty(), "%s", why.c_str());
+    Launch l;
+    l.by = "--ranks";
+    l.size = n;
+    sigset_t awaited, before;
+    sigemptyset(&awaited);
+    for (int number : {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU, SIGCHLD}) {
+        struct sigaction action = {};
+        sigaction(number, nullptr, &action);
+        if (action.sa_handler != SIG_IGN) { sigaddset(&awaited, number); }      // nohup ignores SIGHUP
+    }
+    sigprocmask(SIG_BLOCK, &awaited, &before);
+    fflush(stdout);
+    const pid_t parent = getpid();
+    std::vector<pid_t> ranks;
+    std::string shown;
+    SocketPairs pairs(n);
+    for (l.rank = 0; l.rank < n; l.rank++) {
+        const bool connected = pairs.open_for((size_t)l.rank);
+        const pid_t child = connected ? fork() : -1;
+        if (child == 0) {
+            become_rank(parent, before);
+            l.sockets = pairs.keep((size_t)l.rank);
+            launch = l;
+            return false;
+        }
+        if (child < 0) {
+            const int error = errno;
+            for (pid_t other : ranks) { kill(other, SIGKILL); }
+            die(EXIT_DEVICE, "--ranks %d: %s: %s", n, connected ? "fork" : "socketpair (ulimit -n?)", strerror(error));
+        }
+        pairs.close_of((size_t)l.rank);
+        ranks.push_back(child);
+        shown += " " + std::to_string(child);
+    }
+    say("--ranks %d: the ranks are processes%s", n, shown.c_str());
+    code = watch_ranks(ranks, awaited);
+    return true;
 }

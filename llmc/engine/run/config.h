@@ -1,74 +1,15 @@
-// run/config.h -- a model's shape and encoding, from the flags and from the checkpoint or weights that they name.
+// run/config.h -- a model's shape, encoding and vocabulary, from the flags and from the checkpoint or weights that they
+// name.
 #pragma once
 
 #include "../files/checkpoint.h"
 #include "../files/import.h"
-#include "rope_scaling.h"
-#include "../../position/table.h"
+#include "../ranks/comm.h"
 #include "../text/dataloader.h"
+#include "../text/tokenizer.h"
+#include "config_json.h"
 #include "flag_parser.h"
-#include "vocabulary.h"
 
-// ----------------------------------------------------------------------------------------------------------
-// the encoding in config.json: {"name": "t5_clip", "K": 1023}. All keys are written. If a file lacks a key, it predates
-// the key, and means the value that was fixed at that time.
-
-// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
-// of the pattern.
-
-inline Json encoding_json(const EncodingConfig& encoding) {
-    Json j = {{"name", encoding.name}};
-    for (const Hyperparameter& h : encoding.values) {
-        j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
-    }
-    return j;
-}
-inline Json position_json(const PositionConfig& position) {
-    if (position.parts.size() == 1) { return encoding_json(position.parts[0]); }
-    Json layers = Json::array();
-    for (const std::vector<int>& here : position.pattern) {
-        layers.push_back(Json::array());
-        for (int part : here) { layers.back().push_back(encoding_json(position.parts[(size_t)part])); }
-    }
-    return {{"name", "layers"}, {"layers", layers}};
-}
-// an encoding as --pos has it
-inline std::string encoding_from_json(const Json& j, const std::string& what) {
-    std::string text = json_string(j, "name", what);
-    char separator = ':';
-    for (const auto& item : j.items()) {
-        if (item.key() == "name") { continue; }
-        const bool word = item.value().is_string();
-        const std::string value = word ? json_string(j, item.key(), what)
-                                       : strprintf("%.17g", json_number(j, item.key(), what));
-        check(value.find(',') == std::string::npos, "%s: position.%s: expected one value, got '%s'", what.c_str(),
-              item.key().c_str(), value.c_str());
-        text += separator + item.key() + "=" + value;
-        separator = ',';
-    }
-    return text;
-}
-inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
-    if (json_string(j, "name", what) == "layers") {
-        const auto is_list = [](const Json& list) { return list.is_array() && !list.empty() && list.size() <= 1024; };
-        check(j.size() == 2 && j.contains("layers") && is_list(j["layers"]), "%s: position: expected a name and "
-              "layers, got %s", what.c_str(), json_excerpt(j).c_str());
-        std::vector<std::vector<EncodingConfig>> layers;
-        for (const Json& here : j["layers"]) {
-            check(is_list(here), "%s: position.layers: expected a list of encodings for each layer, got %s",
-                  what.c_str(), json_excerpt(here).c_str());
-            layers.emplace_back();
-            for (const Json& one : here) {
-                const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
-                check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
-                      json_excerpt(one).c_str());
-                layers.back().push_back(parse_encoding(encoding_from_json(one, what), T_train, AbsentKeys::Old));
-            }
-        }
-        return compose_positions(layers, T_train, what + ": position");
-    }
-    return parse_position(encoding_from_json(j, what), T_train, AbsentKeys::Old);
-}
 // --pos for a model from a checkpoint: what the flag says must agree with the checkpoint, and the checkpoint decides
 // the rest. If that is not today's default, a message tells the value.
 inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
@@ -89,56 +30,6 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
-// bam's distance, and what ssmax makes of a bias beside it, were other formulas before "encoding_version": 2. Earlier
-// checkpoints of theirs cannot be computed any more.
-inline bool has_other_formulas(const PositionConfig& position) {
-    return std::any_of(position.pattern.begin(), position.pattern.end(), [&](const std::vector<int>& layer) {
-        int hooks = 0;
-        bool bam = false;
-        for (int part : layer) {
-            hooks |= position_hooks(position.parts[(size_t)part]);
-            bam = bam || position.parts[(size_t)part].name == "bam";
-        }
-        return bam || (hooks & (SCALES_Q | ADDS_BIAS | COUNTS_GATES)) == (SCALES_Q | ADDS_BIAS);
-    });
-}
-inline void set_version_json(Json& config, const PositionConfig& position) {
-    if (has_other_formulas(position)) { config["encoding_version"] = 2; }
-}
-inline void check_version(const Json& config, const PositionConfig& position, const std::string& path) {
-    const bool known = config.contains("encoding_version") && json_int(config, "encoding_version", 2, 2, path) == 2;
-    check(known || !has_other_formulas(position), "%s: expected \"encoding_version\": 2, got none: this model was "
-          "trained with an earlier formula of %s; train it again, or use the version that trained it", path.c_str(),
-          position_text(position).c_str());
-}
-
-// The mask in config.json: "window", a number or a list for layers that take turns, and "sinks", if they are not 0, and
-// "document_mask", the token that begins a document
-inline Json mask_json(const PositionConfig& position) {
-    Json j = Json::object();
-    const std::vector<int>& windows = position.windows;
-    if (position.has_window()) { j["window"] = windows.size() == 1 ? Json(windows[0]) : Json(windows); }
-    if (position.mask.sinks > 0) { j["sinks"] = position.mask.sinks; }
-    if (position.mask.by_document()) { j["document_mask"] = position.mask.end_of_text; }
-    return j;
-}
-inline void mask_from_json(PositionConfig& position, const Json& j, const std::string& what) {
-    AttentionMask& mask = position.mask;
-    if (j.contains("window")) {
-        const Json windows = j["window"].is_array() ? j["window"] : Json::array({j["window"]});
-        check(!windows.empty(), "%s: window: expected a number or a list of them, got []", what.c_str());
-        position.windows.clear();
-        for (const Json& window : windows) {
-            const Json one = {{"window", window}};
-            position.windows.push_back((int)json_int(one, "window", 0, MOST_WINDOW, what));
-        }
-    }
-    if (j.contains("sinks")) { mask.sinks = (int)json_int(j, "sinks", 0, MOST_WINDOW, what); }
-    if (j.contains("document_mask") && !j["document_mask"].is_null()) {
-        mask.end_of_text = (int)json_int(j, "document_mask", 0, MAX_VOCAB, what);
-    }
-    check(mask.sinks == 0 || position.has_window(), "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
-}
 // --window and --sinks from the flags, or else, as `position` has them, from the checkpoint at `path` (if any). A
 // different window is used with a notice; --resume refuses it (check_resumed_options).
 inline void resolve_mask(const Options& o, PositionConfig& position, const std::string& path) {
@@ -352,27 +243,148 @@ template <class Config> void resolve_softmax(Options& o, Config& c, const std::s
     c.padded_softmax = padded;
 }
 
-// The config.json of a GPT-2's checkpoint; tokenizer: may be null
-template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
-    Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
-                         mask_json(c.position));
-    set_end_of_text(j, tokenizer, c.V);
-    if (c.padded_softmax) {
-        j["vocab_softmax"] = "padded";
-        j["vocab_used"] = c.V;
+// ----------------------------------------------------------------------------------------------------------
+// the tokenizer of a run: found once, at the start, kept in memory, and written into every checkpoint under the names
+// that transformers reads:
+//
+//   vocab.json, merges.txt | vocab.txt | tokenizer.json    the vocabulary, as it was given, or of bytes
+//   tokenizer_config.json                                  the class that reads it, its special tokens
+//   generation_config.json                                 for a GPT-2: the token at which generate() stops
+
+inline bool is_bytes(const Tokenizer& t) { return !t.word_piece && t.tokens == Tokenizer::bytes().tokens; }
+
+// The tokenizer beside a model's weights, or null. One of an unknown kind is ignored with a notice if other software
+// wrote the model; in a checkpoint of this program it is an error.
+inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
+    if (source.empty()) { return nullptr; }
+    const size_t slash = source.rfind('/');
+    std::string dir = source;
+    if (!is_directory(source)) { dir = slash == std::string::npos ? "." : source.substr(0, slash); }
+    bool found = false;
+    for (const char* name : {"vocab.json", "encoder.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
+        found = found || path_exists(dir + "/" + name);
     }
-    set_rope_json(j, c.position, c.T);
-    set_version_json(j, c.position);
+    if (!found) { return nullptr; }
+    try {
+        return std::make_unique<Tokenizer>(Tokenizer::load(dir));
+    } catch (const Error& e) {
+        if (path_exists(dir + "/manifest.json")) { throw; }
+        if (comm().rank == 0) { say("%s; tokens are shown as ids (--tokenizer)", e.what()); }
+        return nullptr;
+    }
+}
+
+// The tokenizer of a model with V tokens: --tokenizer, or the one beside its weights (`source`, a directory or a file),
+// or bytes; null if there is none. A resumed run keeps that of its checkpoint.
+inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
+                                                 int V) {
+    const Doing reading("reading the tokenizer");
+    std::unique_ptr<Tokenizer> t;
+    if (!flag.empty()) { t = std::make_unique<Tokenizer>(Tokenizer::load(flag)); }
+    if (t != nullptr) {
+        check(t->vocab_size() == V, "--tokenizer %s: expected the model's %d tokens, got %d", t->path.c_str(), V,
+              t->vocab_size());
+        check(V != 256 || is_bytes(*t), "--tokenizer %s: expected the 256 bytes in their order, as the tokens of this "
+              "model are bytes; leave it out", t->path.c_str());
+    }
+    if (V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
+    if (t != nullptr && !resumed) { return t; }
+    std::unique_ptr<Tokenizer> stored = stored_tokenizer(source);
+    if (stored == nullptr) { return t; }
+    check(stored->vocab_size() == V, "%s: expected the model's %d tokens, got %d", stored->path.c_str(), V,
+          stored->vocab_size());
+    check(t == nullptr || t->tokens == stored->tokens, "--tokenizer %s: its tokens are not those of %s, with which the "
+          "run began; leave it out", t->path.c_str(), stored->path.c_str());
+    const bool better = t != nullptr && t->cannot_encode.empty() && !stored->cannot_encode.empty();
+    return better ? std::move(t) : std::move(stored);
+}
+
+// tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
+// special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
+// find it in texts with that character.
+inline Json byte_tokenizer_json(bool bert) {
+    Json vocab = Json::object(), added = Json::array(), around;
+    const auto add_special = [&](const std::string& name, int id) {
+        vocab[name] = id;
+        added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
+                         {"normalized", false}, {"special", true}});
+    };
+    if (!bert) { add_special(std::string(1, '\0'), 0); }
+    for (int b = bert ? 0 : 1; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
+    if (bert) {
+        const SpecialTokens s = special_tokens(BYTE_VOCAB);
+        add_special("[PAD]", s.pad);
+        add_special("[CLS]", s.cls);
+        add_special("[SEP]", s.sep);
+        add_special("[MASK]", s.mask);
+        const auto token = [](const char* name) { return Json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
+        const auto text = [](const char* name) { return Json{{"Sequence", {{"id", name}, {"type_id", 0}}}}; };
+        const auto ids = [](const char* name, int id) {
+            return Json{{"id", name}, {"ids", Json::array({id})}, {"tokens", Json::array({name})}};
+        };
+        const Json cls = token("[CLS]"), sep = token("[SEP]");
+        around = {{"type", "TemplateProcessing"},
+                  {"single", Json::array({cls, text("A"), sep})},
+                  {"pair", Json::array({cls, text("A"), sep, text("B"), sep})},
+                  {"special_tokens", {{"[CLS]", ids("[CLS]", s.cls)}, {"[SEP]", ids("[SEP]", s.sep)}}}};
+    }
+    const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
+                        {"use_regex", true}};
+    return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
+            {"normalizer", nullptr}, {"pre_tokenizer", level}, {"post_processor", around}, {"decoder", level},
+            {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
+                       {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocab},
+                       {"merges", Json::array()}}}};
+}
+
+// tokenizer_config.json. longest: the most tokens that the model can read, 0: any number
+inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
+    const bool one_file = is_bytes(t) || t.files[0].first == "tokenizer.json";
+    const int special = is_bytes(t) ? 0 : t.eot;
+    const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
+    Json j = {{"tokenizer_class", "GPT2Tokenizer"}, {"clean_up_tokenization_spaces", false}};
+    if (one_file) { j["tokenizer_class"] = "PreTrainedTokenizerFast"; }
+    if (longest > 0) { j["model_max_length"] = longest; }
+    if (!bert) {
+        for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
+        j["model_input_names"] = {"input_ids", "attention_mask"};
+        if (!one_file) { j["add_prefix_space"] = false; }
+        return j;
+    }
+    if (!one_file) {
+        j["tokenizer_class"] = "BertTokenizer";
+        j["do_lower_case"] = true;
+    }
+    const std::pair<const char*, const char*> names[] = {
+        {"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
+        {"mask_token", "[MASK]"}};
+    for (const auto& n : names) {
+        if (t.word_piece || strcmp(n.second, "[UNK]") != 0) { j[n.first] = n.second; }      // bytes need none
+    }
     return j;
 }
 
-// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode uses no other
-// one by default.
-template <class Config> Json bert_json(const Config& c) {
-    Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
-                         mask_json(c.position));
-    if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
-    set_rope_json(j, c.position, c.T);
-    set_version_json(j, c.position);
-    return j;
+// The small files of a checkpoint beside config.json, which is `config`: name, contents. tokenizer: may be null
+inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const Tokenizer* tokenizer,
+                                                                         const Json& config) {
+    const bool bert = config.contains(BERT_KEYS.C);
+    const bool learned = config.contains("position") && config["position"].value("name", "") == "learned";
+    std::vector<std::pair<std::string, std::string>> files;
+    if (tokenizer != nullptr) {
+        const Tokenizer& t = *tokenizer;
+        files = t.files;
+        if (is_bytes(t)) { files = {{"tokenizer.json", json_text(byte_tokenizer_json(bert), 1) + "\n"}}; }
+        const char* reach = bert ? BERT_KEYS.T : GPT2_KEYS.T;
+        const int64_t longest = learned ? json_int(config, reach, 1, INT32_MAX, "config") : 0;
+        if (t.cannot_encode.empty() && (bert || !t.word_piece)) {
+            files.push_back({"tokenizer_config.json", json_text(tokenizer_config(t, bert, longest), 2) + "\n"});
+        }
+    }
+    const Json end = config.contains("eos_token_id") ? config["eos_token_id"] : Json();
+    if (!bert && !end.is_null()) {
+        const Json j = {{"bos_token_id", end}, {"eos_token_id", end}};
+        files.push_back({"generation_config.json", json_text(j, 2) + "\n"});
+    }
+    return files;
 }

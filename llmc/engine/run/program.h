@@ -10,10 +10,9 @@
 
 #include "../../base/tensor.h"
 #include "../ranks/comm.h"
-#include "../ranks/fork.h"
 #include "flag_parser.h"
-#include "guard.h"
 #include "log.h"
+#include "update.h"
 
 // Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
 template <class Smaller>

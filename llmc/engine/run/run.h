@@ -5,14 +5,11 @@
 #include "../../matmul.cuh"
 #include "../model.cuh"
 #include "../ranks/gradients.cuh"
-#include "../ranks/patience.h"
 #include "config.h"
-#include "data_record.h"
 #include "log.h"
 #include "program.h"
-#include "same_on_ranks.h"
-#include "save.h"
-#include "schedule.h"
+#include "shared_files.h"
+#include "update.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs except the weights and moments

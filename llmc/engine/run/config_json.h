@@ -1,5 +1,126 @@
-// run/rope_scaling.h -- rope's base and stretch (rope.cuh): in the flags --rope_theta and --rope_scaling, in
-// config.json under Hugging Face's names, and in log.jsonl:
+// run/config_json.h -- a checkpoint's config.json: the model's shape, its encoding with all hyperparameters, its mask,
+// and rope's base and stretch, as --rope_theta and --rope_scaling give them.
+#pragma once
+
+#include "../../position/table.h"
+#include "../files/import.h"
+#include "../text/dataloader.h"
+#include "../text/tokenizer.h"
+#include "flags.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the encoding: {"name": "t5_clip", "K": 1023}. All keys are written. If a file lacks a key, it predates the key, and
+// means the value that was fixed at that time.
+//
+// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
+// of the pattern.
+
+inline Json encoding_json(const EncodingConfig& encoding) {
+    Json j = {{"name", encoding.name}};
+    for (const Hyperparameter& h : encoding.values) {
+        j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
+    }
+    return j;
+}
+inline Json position_json(const PositionConfig& position) {
+    if (position.parts.size() == 1) { return encoding_json(position.parts[0]); }
+    Json layers = Json::array();
+    for (const std::vector<int>& here : position.pattern) {
+        layers.push_back(Json::array());
+        for (int part : here) { layers.back().push_back(encoding_json(position.parts[(size_t)part])); }
+    }
+    return {{"name", "layers"}, {"layers", layers}};
+}
+// an encoding as --pos has it
+inline std::string encoding_from_json(const Json& j, const std::string& what) {
+    std::string text = json_string(j, "name", what);
+    char separator = ':';
+    for (const auto& item : j.items()) {
+        if (item.key() == "name") { continue; }
+        const bool word = item.value().is_string();
+        const std::string value = word ? json_string(j, item.key(), what)
+                                       : strprintf("%.17g", json_number(j, item.key(), what));
+        check(value.find(',') == std::string::npos, "%s: position.%s: expected one value, got '%s'", what.c_str(),
+              item.key().c_str(), value.c_str());
+        text += separator + item.key() + "=" + value;
+        separator = ',';
+    }
+    return text;
+}
+inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
+    if (json_string(j, "name", what) == "layers") {
+        const auto is_list = [](const Json& list) { return list.is_array() && !list.empty() && list.size() <= 1024; };
+        check(j.size() == 2 && j.contains("layers") && is_list(j["layers"]), "%s: position: expected a name and "
+              "layers, got %s", what.c_str(), json_excerpt(j).c_str());
+        std::vector<std::vector<EncodingConfig>> layers;
+        for (const Json& here : j["layers"]) {
+            check(is_list(here), "%s: position.layers: expected a list of encodings for each layer, got %s",
+                  what.c_str(), json_excerpt(here).c_str());
+            layers.emplace_back();
+            for (const Json& one : here) {
+                const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
+                check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
+                      json_excerpt(one).c_str());
+                layers.back().push_back(parse_encoding(encoding_from_json(one, what), T_train, AbsentKeys::Old));
+            }
+        }
+        return compose_positions(layers, T_train, what + ": position");
+    }
+    return parse_position(encoding_from_json(j, what), T_train, AbsentKeys::Old);
+}
+// bam's distance, and what ssmax makes of a bias beside it, were other formulas before "encoding_version": 2. Earlier
+// checkpoints of theirs cannot be computed any more.
+inline bool has_other_formulas(const PositionConfig& position) {
+    return std::any_of(position.pattern.begin(), position.pattern.end(), [&](const std::vector<int>& layer) {
+        int hooks = 0;
+        bool bam = false;
+        for (int part : layer) {
+            hooks |= position_hooks(position.parts[(size_t)part]);
+            bam = bam || position.parts[(size_t)part].name == "bam";
+        }
+        return bam || (hooks & (SCALES_Q | ADDS_BIAS | COUNTS_GATES)) == (SCALES_Q | ADDS_BIAS);
+    });
+}
+inline void set_version_json(Json& config, const PositionConfig& position) {
+    if (has_other_formulas(position)) { config["encoding_version"] = 2; }
+}
+inline void check_version(const Json& config, const PositionConfig& position, const std::string& path) {
+    const bool known = config.contains("encoding_version") && json_int(config, "encoding_version", 2, 2, path) == 2;
+    check(known || !has_other_formulas(position), "%s: expected \"encoding_version\": 2, got none: this model was "
+          "trained with an earlier formula of %s; train it again, or use the version that trained it", path.c_str(),
+          position_text(position).c_str());
+}
+
+// The mask in config.json: "window", a number or a list for layers that take turns, and "sinks", if they are not 0, and
+// "document_mask", the token that begins a document
+inline Json mask_json(const PositionConfig& position) {
+    Json j = Json::object();
+    const std::vector<int>& windows = position.windows;
+    if (position.has_window()) { j["window"] = windows.size() == 1 ? Json(windows[0]) : Json(windows); }
+    if (position.mask.sinks > 0) { j["sinks"] = position.mask.sinks; }
+    if (position.mask.by_document()) { j["document_mask"] = position.mask.end_of_text; }
+    return j;
+}
+inline void mask_from_json(PositionConfig& position, const Json& j, const std::string& what) {
+    AttentionMask& mask = position.mask;
+    if (j.contains("window")) {
+        const Json windows = j["window"].is_array() ? j["window"] : Json::array({j["window"]});
+        check(!windows.empty(), "%s: window: expected a number or a list of them, got []", what.c_str());
+        position.windows.clear();
+        for (const Json& window : windows) {
+            const Json one = {{"window", window}};
+            position.windows.push_back((int)json_int(one, "window", 0, MOST_WINDOW, what));
+        }
+    }
+    if (j.contains("sinks")) { mask.sinks = (int)json_int(j, "sinks", 0, MOST_WINDOW, what); }
+    if (j.contains("document_mask") && !j["document_mask"].is_null()) {
+        mask.end_of_text = (int)json_int(j, "document_mask", 0, MAX_VOCAB, what);
+    }
+    check(mask.sinks == 0 || position.has_window(), "%s: sinks %d: expected a window, too", what.c_str(), mask.sinks);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// rope's base and stretch (rope.cuh): in the flags, under Hugging Face's names, and in log.jsonl:
 //
 //   --rope_theta 500000 --rope_scaling yarn:4
 //   "rope_theta": 500000,
@@ -13,10 +134,6 @@
 //                    "short_factor": [1, ...], "long_factor": [1.03, ...]}
 // FILE has such an object. It may leave out rope_type, factor (then T / the original length) and
 // original_max_position_embeddings (then the model's).
-#pragma once
-
-#include "../json.h"
-#include "../../position/encoding.cuh"
 
 struct RopeScalingName { RopeScaling scaling; const char *flag, *file; };
 constexpr RopeScalingName rope_scaling_names[] = {{RopeScaling::None, "none", "default"},
@@ -173,4 +290,40 @@ inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
     const Json scaling = rope_scaling_json(position, T);
     if (theta > 0) { config["rope_theta"] = theta; }
     if (!scaling.is_null()) { config["rope_scaling"] = scaling; }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the whole
+
+// Sets the token in config.json that ends a text, at which transformers' generate() stops: the tokenizer's, or without
+// one GPT-2's. V: the vocabulary without padding
+inline void set_end_of_text(Json& config, const Tokenizer* tokenizer, int V) {
+    int end = V == 50257 ? 50256 : -1;
+    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
+    for (const char* key : {"bos_token_id", "eos_token_id"}) { config[key] = end >= 0 ? Json(end) : Json(); }
+}
+
+// The config.json of a GPT-2's checkpoint; tokenizer: may be null
+template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
+    Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
+                         mask_json(c.position));
+    set_end_of_text(j, tokenizer, c.V);
+    if (c.padded_softmax) {
+        j["vocab_softmax"] = "padded";
+        j["vocab_used"] = c.V;
+    }
+    set_rope_json(j, c.position, c.T);
+    set_version_json(j, c.position);
+    return j;
+}
+
+// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode uses no other
+// one by default.
+template <class Config> Json bert_json(const Config& c) {
+    Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
+                         mask_json(c.position));
+    if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
+    set_rope_json(j, c.position, c.T);
+    set_version_json(j, c.position);
+    return j;
 }

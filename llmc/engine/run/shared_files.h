@@ -1,0 +1,254 @@
+// run/shared_files.h -- the files of a run on several ranks, whose disks may be different: all ranks must read the same
+// data and model, and share --out, where they save a checkpoint together. Otherwise each rank would silently train
+// something else.
+//
+// A checkpoint records the data, so that a run is not resumed on different data:
+//
+// state.json:  "data": {"train_files": [{"file": "shard_000001.bin", "bytes": 200001024, "blocks": "xxh3:..."}, ...],
+//                       "val_files": [...]}
+//
+// A file is identified by its last name, its size and the checksum of 64 of its blocks, in any directory.
+// data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
+#pragma once
+
+#include <random>
+
+#include "../files/checkpoint.h"
+#include "../json.h"
+#include "../ranks/comm.h"
+#include "flag_parser.h"
+#include "log.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the record of the data
+
+struct DataFile {
+    std::string flag, path;                 // "train_files", and where the file is now
+    uint64_t bytes = 0, blocks = 0;         // blocks: see sampled_sum
+
+    Json json() const {
+        return {{"file", path.substr(path.rfind('/') + 1)}, {"bytes", bytes},
+                {"blocks", strprintf("xxh3:%016llx", (unsigned long long)blocks)}};
+    }
+};
+
+// The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
+inline uint64_t sampled_sum(const File& file) {
+    const uint64_t block = 65536, count = 64;
+    std::vector<uint8_t> bytes(block);
+    uint64_t sum = 0;
+    if (file.size <= block * count) {
+        bytes.resize(file.size);
+        file.read(bytes.data(), file.size, 0);
+        return checksum(bytes.data(), bytes.size());
+    }
+    const uint64_t last = file.size - block;
+    for (uint64_t i = 0; i < count; i++) {
+        file.read(bytes.data(), block, last / (count - 1) * i + last % (count - 1) * i / (count - 1));
+        sum = checksum(bytes.data(), block, sum);
+    }
+    return sum;
+}
+
+// How the files of a flag differ from those that a checkpoint lists: "shard_000002.bin has gone", or "". `what` names
+// the checkpoint in messages.
+inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
+    check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
+    std::set<std::string> before, now;
+    for (const Json& f : was) { before.insert(json_string(f, "file", what)); }
+    for (const Json& f : is) { now.insert(json_string(f, "file", what)); }
+    for (const std::string& name : before) { if (now.count(name) == 0) { return name + " has gone"; } }
+    for (const std::string& name : now) { if (before.count(name) == 0) { return name + " was added"; } }
+    if (was.size() != is.size()) { return strprintf("%zu files became %zu", was.size(), is.size()); }
+    for (size_t i = 0; i < is.size(); i++) {
+        const std::string name = json_string(is[i], "file", what);
+        if (json_string(was[i], "file", what) != name) { return "the order of the files has changed"; }
+        const Json &old_size = json_at(was[i], "bytes", what), &size = json_at(is[i], "bytes", what);
+        if (old_size != size) {
+            return name + " has changed from " + json_excerpt(old_size) + " to " + json_excerpt(size) + " bytes";
+        }
+        if (json_at(was[i], "blocks", what) != json_at(is[i], "blocks", what)) { return name + " has other contents"; }
+    }
+    return "";
+}
+
+// The files of a run, on the rank that writes its checkpoints.
+struct DataRecord {
+    std::vector<DataFile> files;
+    Names allowed;                          // --allow_change: flags whose files may differ
+
+    explicit DataRecord(const Names& allowed) : allowed(allowed) {}
+
+    // the files of a flag
+    void add(const std::string& flag, const std::vector<std::string>& paths) {
+        for (const std::string& path : paths) {
+            const File file(path);
+            files.push_back({flag, path, file.size, sampled_sum(file)});
+        }
+        check_length(flag, paths.size());
+    }
+
+    // state.json's "data"
+    Json json() const {
+        Json j = Json::object();
+        for (const DataFile& f : files) { j[f.flag].push_back(f.json()); }
+        return j;
+    }
+
+    // Compares with the state.json of the run to be resumed, which `what` names.
+    void resume(const Json& state, const std::string& what) const {
+        if (!state.contains("data")) { return; }            // written before there was a record
+        const Json now = parse_json(json_text(json()), "data");
+        for (const auto& item : json_at(state, "data", what).items()) {
+            const std::string& flag = item.key();
+            if (!now.contains(flag)) { continue; }          // this run does not read them
+            const std::string difference = data_difference(item.value(), now.at(flag), what);
+            if (difference.empty()) { continue; }
+            const bool named = std::find(allowed.begin(), allowed.end(), flag) != allowed.end();
+            const std::string finding = "--" + flag + ": since " + what + " was written, " + difference;
+            check(named || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
+                  flag.c_str());
+            say("warning: %s", finding.c_str());
+        }
+    }
+
+private:
+    // If state.json were too long to be read, the checkpoint could not be resumed. It also holds the flags.
+    void check_length(const std::string& flag, size_t count) const {
+        const uint64_t room = JSON_MAX_BYTES - 300000;
+        const uint64_t bytes = json_text(Json{{"data", json()}}, 2).size();
+        const auto most = (unsigned long long)(room * files.size() / bytes);
+        check(bytes <= room, "--%s: expected at most %llu files, because a checkpoint's list has no room for more, got "
+              "%zu; join them into larger ones", flag.c_str(), most, count);
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the same on all ranks. Every function from here on is a collective. A difference is the same error on every rank,
+// with both values in it.
+
+using Facts = std::vector<std::pair<std::string, std::string>>;     // keys, the same on all ranks, and their values
+
+// Dies unless all ranks have these facts: one hash is compared, and where it differs, key after key.
+inline void check_same(const Facts& facts) {
+    const size_t ranks = (size_t)comm().size, room = 1024;
+    const auto stray = [&](uint64_t mine) {                 // the first rank that differs from rank 0; ranks: none
+        std::vector<uint64_t> all(ranks);
+        comm_all_gather(all.data(), &mine, 1, "comparison of the ranks");
+        return (size_t)(std::find_if(all.begin(), all.end(), [&](uint64_t h) { return h != all[0]; }) - all.begin());
+    };
+    uint64_t hash = 0;
+    for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
+    if (ranks == 1 || stray(hash) == ranks) { return; }
+    for (const auto& [key, value] : facts) {
+        const size_t r = stray(checksum(value));
+        if (r == ranks) { continue; }
+        std::string shown = printable(value, 250);          // escaped, at most 4 bytes each
+        shown.resize(room);
+        std::vector<char> all(room * ranks);
+        comm_all_gather(all.data(), shown.data(), room, "comparison of the ranks");
+        die(EXIT_BAD_INPUT, "%s: expected the same on all ranks, got %s on rank %zu and %s on rank 0", key.c_str(),
+            &all[room * r], r, all.data());
+    }
+}
+
+// The program, as different builds may round, or exchange messages, differently; and all flags but the number of
+// threads
+inline void check_same_start(const Options& o) {
+    if (comm().size == 1) { return; }
+    const FileSum sum = sum_file("/proc/self/exe");
+    Facts facts = {{"the program", strprintf("a file of %llu bytes, checksum %016llx", (unsigned long long)sum.bytes,
+                                             (unsigned long long)sum.sum)}};
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & o.program) || strcmp(row.name, "threads") == 0) { return; }
+        facts.push_back({std::string("--") + row.name, "'" + option_text(value) + "'"});
+    });
+    check_same(facts);
+}
+
+// The files of a flag: their number, names, sizes and sampled contents
+inline void check_same_files(const std::string& flag, const std::vector<std::string>& paths) {
+    if (comm().size == 1) { return; }
+    uint64_t sum = paths.size(), bytes = 0;
+    for (const std::string& path : paths) {
+        const File file(path);
+        const uint64_t facts[] = {sum, checksum(path.substr(path.rfind('/') + 1)), file.size, sampled_sum(file)};
+        sum = checksum(facts, sizeof(facts));
+        bytes += file.size;
+    }
+    check_same({{flag, strprintf("%zu files, %llu bytes, checksum %08x", paths.size(), (unsigned long long)bytes,
+                                 (unsigned)sum)}});
+}
+
+// The model of a flag, which every rank reads; the manifest has the checksum of all its bytes
+inline void check_same_model(const std::string& flag, const std::string& path) {
+    std::vector<std::string> files;
+    for (const std::string name : {"", "/manifest.json", "/state.json", "/config.json", "/model.safetensors",
+                                   "/model.safetensors.index.json"}) {
+        if (path_exists(path + name) && !is_directory(path + name)) { files.push_back(path + name); }
+    }
+    check_same_files(flag + " " + path, files);
+}
+
+// Dies unless all ranks can write into a directory and see what rank 0 has written there. A network file system may
+// show it late.
+inline void check_shared_directory(const std::string& out) {
+    if (comm().size == 1) { return; }
+    const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
+    const std::string text = comm_text(std::to_string(std::random_device()()), "the probe of --out");
+    rank0_works([&] { write_text(path, text); }, "the probe of --out");
+    const double end = wall_seconds() + std::min(10.0, comm().timeout / 2);
+    const auto shared = [&] { return path_exists(path) && read_file(path) == text && access(out.c_str(), W_OK) == 0; };
+    while (!shared() && wall_seconds() < end) { usleep(20000); }
+    std::vector<char> all((size_t)comm().size);
+    const char mine = shared();
+    comm_all_gather(all.data(), &mine, 1, "the probe of --out");
+    if (comm().rank == 0) { io_unlink(path); }
+    const size_t blind = (size_t)(std::find(all.begin(), all.end(), 0) - all.begin());
+    check(blind == all.size(), "--out %s: rank %zu cannot write there, or cannot read what rank 0 has written: "
+          "expected a directory that all ranks share, as each saves its part of the moments there", out.c_str(), blind);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// a checkpoint
+
+// A collective: saves c as the checkpoint of `step` in `out`, and returns why that failed, "" if it did not. The ranks
+// go through the stages together, and each writes its own moments.
+inline std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c, int keep, Log& log) {
+    const bool first = comm().rank == 0;
+    CheckpointSave save(out, step, c);
+    FileSums sums;
+    std::string failure;
+    // The ranks with `works` do this stage, unless an earlier one has failed.
+    const auto stage = [&](bool works, auto work) {
+        if (!failure.empty()) { return; }
+        std::string mine;
+        const auto guarded = [&] {
+            try {
+                work();
+            } catch (const Error& e) {
+                if (e.code != EXIT_BAD_INPUT) { throw; }        // a failed device is a different error
+                mine = (first ? "" : strprintf("rank %d: ", comm().rank)) + e.what();
+            }
+        };
+        ranks_work(works, guarded, "checkpoint");
+        failure = first_text(mine, "checkpoint");
+    };
+    // 1 the log, and a directory under a temporary name
+    stage(first, [&] { log.sync(); save.begin(); });
+    // 2 the files, and rank 0 learns the checksums of the other ranks' moments
+    stage(true, [&] { sums = save.write_part(comm().rank); });
+    if (failure.empty()) {
+        std::vector<FileSum> all((size_t)comm().size);
+        comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");
+        for (int rank = 1; rank < comm().size && first; rank++) {
+            sums.push_back({optimizer_file(rank), all[(size_t)rank]});
+        }
+    }
+    // 3 makes it a checkpoint, and deletes old ones; or takes back what there is
+    stage(first, [&] { save.publish(sums); });
+    stage(first, [&] { save.retire(keep); });
+    if (failure.empty()) { return ""; }
+    rank0_works([&] { save.undo(); }, "checkpoint");
+    return strprintf("step %d is not saved: ", step) + first_text(first ? save.explain(failure) : "", "checkpoint");
+}
