@@ -21,8 +21,9 @@
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/adamw.cuh"                           // the update
-#include "llmc/engine/run/banner.h"                 // a run around it: plan, banner, logs, checkpoints, signals
-#include "llmc/engine/run/help.h"                   // --help
+#include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
+#include "llmc/engine/run/plan.h"                   // the batches and the memory that it takes
+#include "llmc/engine/run/banner.h"                 // --help, and what a run prints at its start
 #include "llmc/lab/use_gpt2.h"                      // the work of a trained model: evaluation, samples, HellaSwag
 
 // ----------------------------------------------------------------------------------------------------------
