@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from common import BadInput, Manifest, Progress, ShardWriter, header_fields, locked, say, write_file
 from encoding import Encoder
-from sources import PIECE_BYTES, new_cursor, report, windows
+from sources import PIECE_BYTES, report, windows
 
 MAX_SHARD_TOKENS = 2**31 - 1                    # the header's count is an int32
 
@@ -112,34 +112,31 @@ def ahead(generator):
 
 
 def fill(stream, manifest, encoder, encoding):
-    """writes all shards of a stream that do not exist yet"""
+    """writes all shards of a stream that do not exist yet; what those before hold is read again, but not encoded"""
     done = [s for s in manifest.data["shards"] if s["stream"] == stream.label]
-    cursor = done[-1]["next"] if done else new_cursor()
+    cursor = done[-1]["next"] if done else {"piece": 0, "token": 0}
     if cursor is None:
         return
     if done:
         say(f"{stream.label}: continuing after the {len(done)} shard{'s' if len(done) != 1 else ''} already there")
     shards = Shards(stream, manifest, header_fields(encoding), len(done))
     progress = Progress(sum(u.weight for u in stream.units), stream.label)
-    position, counts = cursor["bytes"], cursor["counts"]
+    position = begin = 0                        # bytes and pieces in the windows before
     try:
-        for window in ahead(windows(stream.reader, stream.units, stream.seed, stream.window_bytes, cursor)):
-            first = token = 0                   # the cursor may point into the middle of its window
-            if window.cursor["window"] == cursor["window"]:
-                first, token = cursor["skip"], cursor["token"]
-            counts = window.counts
+        for window in ahead(windows(stream.reader, stream.units, stream.seed, stream.window_bytes)):
+            first = max(0, cursor["piece"] - begin)
             todo = window.pieces[first:]
             bundle = ((p.text, p.first, p.last) for p in todo)
-            for k, (piece, ids) in enumerate(zip(todo, encoder.arrays(bundle))):
+            for k, (piece, ids) in enumerate(zip(todo, encoder.arrays(bundle)), first + 1):
                 if shards.limit_reached():
                     break
-                shards.add(piece, ids, window.cursor, first + k, token if k == 0 else 0)
-                read = (window.end - position) * (first + k + 1) // len(window.pieces)
-                progress.update(position + read, len(ids))
-            position = window.end
+                index = begin + k - 1
+                shards.add(piece, ids, index, cursor["token"] if index == cursor["piece"] else 0)
+                progress.update(position + (window.end - position) * k // len(window.pieces), len(ids))
+            position, begin = window.end, begin + len(window.pieces)
             if shards.limit_reached():
                 break
-        shards.close(counts)
+        shards.close(window.counts)
     except BaseException:
         shards.abandon()
         raise
@@ -165,17 +162,18 @@ class Shards:
             self.writer = ShardWriter(self.manifest.directory, name, *self.vocabulary, self.stream.group)
         return self.writer
 
-    def finish(self, cursor):
+    def finish(self, index, token=0):
+        """ends a shard; the next one begins with this token of piece `index`, None: there is none"""
         record = self.writer.finish()
         self.writer = None
         self.number += 1
-        record.update(stream=self.stream.label, next=cursor)
+        record.update(stream=self.stream.label, next=None if index is None else {"piece": index, "token": token})
         self.manifest.add(record)
 
-    def add(self, piece, ids, window, index, token):
-        """appends ids[token:], the tokens of piece `index` of a window"""
+    def add(self, piece, ids, index, token):
+        """appends ids[token:], the tokens of piece `index`"""
         if self.stream.group:
-            self.add_group(piece, ids, window, index)
+            self.add_group(piece, ids, index)
             return
         at = token
         while at < len(ids) and not self.limit_reached():
@@ -187,14 +185,14 @@ class Shards:
             at += n
             if writer.tokens == capacity:
                 whole = at == len(ids)
-                self.finish({**window, "skip": index + whole, "token": 0 if whole else at})
+                self.finish(index + whole, 0 if whole else at)
 
-    def add_group(self, piece, ids, window, index):
+    def add_group(self, piece, ids, index):
         """appends a group, which is never cut: if it does not fit, it begins the next shard"""
         capacity = self.stream.capacity(self.number)
         full = self.number == 0 and self.writer is not None and 0 < self.stream.val_groups <= self.groups
         if full or self.writer is not None and self.writer.tokens + len(ids) > capacity:
-            self.finish({**window, "skip": index, "token": 0})
+            self.finish(index)
             capacity = self.stream.capacity(self.number)
         if len(ids) > capacity:
             raise BadInput(f"a group of {len(ids)} tokens does not fit in a shard of {capacity}: "

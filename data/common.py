@@ -138,7 +138,7 @@ def locked(directory):
 
 # Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------
 
-FORMAT = 2
+FORMAT = 3
 
 
 class Manifest:

@@ -10,7 +10,7 @@ import os
 import re
 
 from common import BadInput, Manifest, locked, say, write_file
-from sources import PIECE_BYTES, new_cursor, report, windows
+from sources import PIECE_BYTES, report, windows
 
 RULES = ("sentence", "halves", "title")
 QUERY_WORDS, PASSAGE_WORDS, PASSAGE_BYTES = 4, 8, 1 << 16
@@ -70,7 +70,7 @@ def paragraphs(pieces, whole):
 
 def documents_in_order(reader, units, seed, window_bytes, counts):
     """the pieces of all documents, shuffled within windows"""
-    for window in windows(reader, units, seed, window_bytes, new_cursor()):
+    for window in windows(reader, units, seed, window_bytes):
         yield from window.pieces
         counts.update(window.counts)
 

@@ -66,22 +66,6 @@ class Joined(Readable):
         return n
 
 
-def zstd_parts(file):
-    """yields what a .zst file holds; zstandard's own stream takes a truncated file for a complete one"""
-    zstd, decoder = need("zstandard"), None
-    for data in iter(lambda: file.read(1 << 10), b""):      # these may decode to 32 MB; little more at a time
-        while data:
-            decoder = decoder or zstd.ZstdDecompressor().decompressobj()
-            try:
-                part = decoder.decompress(data)
-            except zstd.ZstdError as e:
-                raise EOFError(str(e)) from None
-            data, decoder = (decoder.unused_data, None) if decoder.eof else (b"", decoder)
-            yield part
-    if decoder is not None:
-        raise EOFError("compressed file ended before its end marker")
-
-
 class Text(Readable):
     """a stream that ends with an error at a byte 0, which no text has"""
 
@@ -102,7 +86,7 @@ def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     file = open_regular(path)
     unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
-              ".zst": lambda f: Joined(zstd_parts(f))}
+              ".zst": lambda f: need("pyarrow").CompressedInputStream(f, "zstd")}
     for ending, reader in unpack.items():
         if path.lower().endswith(ending):
             return io.BufferedReader(reader(file), 1 << 17), file
@@ -122,12 +106,7 @@ def reading(path):
 
 def lines_of(stream, path):
     """the lines of a stream, as iterating it gives them, none longer than LINE_BYTES"""
-    number = 0
-    while True:
-        line = stream.readline(LINE_BYTES + 1)
-        if not line:
-            return
-        number += 1
+    for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES + 1), b""), 1):
         if len(line) > LINE_BYTES:
             raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB in a line, got more")
         yield line
@@ -221,11 +200,6 @@ def pieces_of(document, counts):
     return stream_document(io.BytesIO(document), counts)
 
 
-def line_documents(stream, path):
-    for line in lines_of(stream, path):
-        yield line.rstrip(b"\r\n")
-
-
 def check_document(size, path):
     if size > LINE_BYTES:
         raise BadInput(f"{path}: expected at most {LINE_BYTES >> 20} MB in a document, got more; --documents file "
@@ -250,17 +224,15 @@ def blank_documents(stream, path):
 def sections(stream, path):
     """sections as llm.c cuts tiny Shakespeare: each ends with an empty line, which belongs to it"""
     waiting = b""
-    while True:
-        block = stream.read(PIECE_BYTES)
-        if not block:
-            break
+    for block in iter(lambda: stream.read(PIECE_BYTES), b""):
         *parts, waiting = EMPTY_LINE.split(waiting + block)
         check_document(len(waiting), path)
         yield from (text + end for text, end in zip(parts[::2], parts[1::2]))
     yield waiting
 
 
-SPLITTERS = {"line": line_documents, "blank": blank_documents, "section": sections}
+SPLITTERS = {"line": lambda stream, path: (line.rstrip(b"\r\n") for line in lines_of(stream, path)),
+             "blank": blank_documents, "section": sections}
 
 
 def json_text(value):
@@ -436,79 +408,41 @@ class Reader:
 
 # Windows --------------------------------------------------------------------------------------------------------------
 
-# cursor: JSON from which windows() yields this window again; end: progress in bytes; counts: of all that was read
-Window = namedtuple("Window", "cursor pieces end counts")
+# end: progress in bytes; counts: of all that was read
+Window = namedtuple("Window", "pieces end counts")
 
 
-def new_cursor():
-    return {"window": 0, "unit": 0, "piece": 0, "counts": new_counts(), "bytes": 0, "skip": 0, "token": 0}
-
-
-def skip_pieces(pieces, count, unit):
-    for _ in range(count):
-        if next(pieces, None) is None:
-            raise BadInput(f"{unit.path} has fewer documents than when the interrupted run read it; "
-                           "start over with another --out")
-
-
-def places(reader, units, order, at):
-    """Yields each piece from the cursor `at` on, with the cursor before it, the one after it, and the progress in
-    bytes; at the end None for a piece."""
-    counts, done = {**new_counts(), **at["counts"]}, at["bytes"]
-    for u in range(at["unit"], len(units)):
-        unit, progress = units[order[u]], [0]
-        skip = at["piece"] if u == at["unit"] else 0
-        known = dict(counts)                # skipping to the piece counts again what is counted already
-        found = reader.pieces(unit, counts, progress)
-        if skip:
-            skip_pieces(found, skip, unit)
-            counts.update(known)
-        before = {"unit": u, "piece": skip, "counts": known, "bytes": done}
-        for index, piece in enumerate(found, skip + 1):
-            after = {"unit": u, "piece": index, "counts": dict(counts), "bytes": done}
-            yield piece, before, after, done + progress[0]
-            before = after
-        done += unit.weight
-    yield None, None, {"unit": len(units), "piece": 0, "counts": dict(counts), "bytes": done}, done
-
-
-def windows(reader, units, seed, window_bytes, cursor):
-    """Yields windows of shuffled documents (seed None: in order), from the cursor on, and at the end one without any. A
-    document longer than a window continues, in order, in windows of its own."""
+def windows(reader, units, seed, window_bytes):
+    """Yields windows of shuffled documents (seed None: in order), and at the end one without any. A document longer
+    than a window continues, in order, in windows of its own."""
     order = list(range(len(units)))
     if seed is not None:
         random.Random(f"units {seed}").shuffle(order)
-    number = cursor["window"]
+    counts, progress, done, number = new_counts(), [0], 0, 0
     documents, current, size = [], [], 0            # those that have ended, and the pieces of the one that has not
-    start = begun = None                            # where the window begins, and where `current` does
 
-    def window(ordered, after, position):
+    def window(ordered):
         if seed is not None:
             random.Random(f"window {seed} {number}").shuffle(ordered)
-        return Window({"window": number, **start}, [p for d in ordered for p in d], position, after["counts"])
+        return Window([p for d in ordered for p in d], done + progress[0], dict(counts))
 
-    for piece, before, after, position in places(reader, units, order, cursor):
-        if piece is None:
-            break
-        if not documents and not current:
-            start = before
-        if piece.first:
-            begun = before
-        current.append(piece)
-        size += len(piece.text)
-        if piece.last:
-            documents.append(current)
-            current = []
-        while size >= window_bytes:         # twice if the rest begins a long document, as in a run that starts there
-            yield window(documents or [current], after, position)
-            number += 1
-            current = current if documents else []
-            documents, start = [], begun
-            size = sum(len(p.text) for p in current)
+    for unit in (units[u] for u in order):
+        progress = [0]
+        for piece in reader.pieces(unit, counts, progress):
+            current.append(piece)
+            size += len(piece.text)
+            if piece.last:
+                documents.append(current)
+                current = []
+            while size >= window_bytes:             # twice if the rest is a long document that goes on
+                yield window(documents or [current])
+                number += 1
+                current, documents = current if documents else [], []
+                size = sum(len(p.text) for p in current)
+        done, progress = done + unit.weight, [0]
     if documents or current:
-        yield window(documents + [current] * bool(current), after, position)
-        number += 1
-    yield Window({"window": number, **after}, [], position, after["counts"])
+        yield window(documents + [current] * bool(current))
+    yield Window([], done, counts)
 
 
 def report(counts):
