@@ -1,19 +1,19 @@
 // gpu_bench.cu -- times the tensor-core attention with each form of bias, and a bf16 product by cuBLASLt for
 // comparison. One JSON object per line.
 //
-//   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 dev/gpu_bench.cu -lcublasLt -o gpu_bench     (CAUSAL=0: bidirectional)
+//   nvcc -std=c++17 -O3 -arch=sm_90a -DCAUSAL=1 -I. dev/gpu_bench.cu -lcublasLt -o gpu_bench  (CAUSAL=0: bidirectional)
 //
 // Three sets of normal random inputs take turns. After 10 repetitions to warm up, the median of 50 replays of a CUDA
 // graph that repeats the kernel until it lasts a millisecond. FLOPs: forward 4 B NH T^2 HS (half of it when causal),
 // backward 2.5 times that. All encodings of a shape are measured one after the other, so that a ratio to "none"
 // compares neighbours in time.
 #include <algorithm>
-#include <cublasLt.h>
 #include <string>
 #include <vector>
 
 #include "llmc/attention/flash/forward.cuh"
 #include "llmc/attention/flash/backward.cuh"
+#include "llmc/matmul.cuh"
 #include "llmc/position/alibi.cuh"
 
 constexpr int SETS = 3;
@@ -143,51 +143,20 @@ struct Timer {
     }
 };
 
-#define CUBLAS_CHECK(call) check((call) == CUBLAS_STATUS_SUCCESS, "%s failed", #call)
-
-// TFLOP/s of a bf16 product of 8192^3 with float32 sums
+// TFLOP/s of the trainer's bf16 product of 8192^3, which is cuBLASLt's
 double matmul_tflops(Timer& timer) {
     constexpr size_t N = 8192;
     Buffer<bf16> inputs[SETS], out;
-    Buffer<char> workspace;
-    const size_t workspace_bytes = 64 << 20;
     for (int k = 0; k < SETS; k++) {
         launch(normal_kernel, Grid::over(2 * N * N, timer.stream), inputs[k].get(2 * N * N), 2 * N * N, 1, 1, 1.0f,
                (uint32_t)(77 + k));
     }
     out.get(N * N);
-    workspace.get(workspace_bytes);
-    cublasLtHandle_t handle;
-    cublasLtMatmulDesc_t product;
-    cublasLtMatrixLayout_t layout;
-    cublasLtMatmulPreference_t preference;
-    const cublasOperation_t transposed = CUBLAS_OP_T;
-    CUBLAS_CHECK(cublasLtCreate(&handle));
-    CUBLAS_CHECK(cublasLtMatmulDescCreate(&product, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    CUBLAS_CHECK(cublasLtMatmulDescSetAttribute(product, CUBLASLT_MATMUL_DESC_TRANSA, &transposed, sizeof(transposed)));
-    CUBLAS_CHECK(cublasLtMatrixLayoutCreate(&layout, CUDA_R_16BF, N, N, N));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    CUBLAS_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
-                                                      &workspace_bytes, sizeof(workspace_bytes)));
-    cublasLtMatmulHeuristicResult_t found[8];
-    int count = 0;
-    CUBLAS_CHECK(
-        cublasLtMatmulAlgoGetHeuristic(handle, product, layout, layout, layout, layout, preference, 8, found, &count));
-    check(count > 0, "cuBLASLt has no bf16 product of 8192^3");
-    const float one = 1.0f, zero = 0.0f;
-    double best = 1e30;
-    for (int a = 0; a < std::min(count, 3); a++) {          // the first is not always the fastest
-        best = std::min(best, timer.median([&](int k) {
-            const bf16* x = inputs[k].p;
-            CUBLAS_CHECK(cublasLtMatmul(handle, product, &one, x, layout, x + N * N, layout, &zero, out.p, layout,
-                                        out.p, layout, &found[a].algo, workspace.p, workspace_bytes, timer.stream));
-        }));
-    }
-    cublasLtMatmulPreferenceDestroy(preference);
-    cublasLtMatrixLayoutDestroy(layout);
-    cublasLtMatmulDescDestroy(product);
-    cublasLtDestroy(handle);
-    return 2.0 * N * N * N / best * 1e-9;
+    const double ms = timer.median([&](int k) {
+        const bf16* x = inputs[k].p;
+        matmul_forward(out.p, view(x, N, N), view(x + N * N, N, N), nullptr, nullptr, timer.stream);
+    });
+    return 2.0 * N * N * N / ms * 1e-9;
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -200,23 +169,13 @@ struct Bench {
     Shape shape;
     double product;                 // TFLOP/s of the reference product
 
-    std::string key(const char* pass, const char* pos) const {
-        return strprintf("%s %s d%d T%d tokens%d C%d %s", pass, direction_text, shape.HS, shape.T, shape.tokens,
-                         shape.C, pos);
-    }
-
-    void print(const char* pass, const char* pos, double ms, const cudaFuncAttributes& kernel, double live) const {
+    void print(const char* pass, const char* pos, double ms, double live) const {
         const double products = std::string(pass) == "forward" ? 4.0 : 10.0;        // FLOPs per pair and channel
         const double work = products * shape.tokens * shape.T * shape.C * (causal ? 0.5 : 1.0);
         const double tflops = work / ms * 1e-9;
-        const char* direction = causal ? "true" : "false";
-        printf("{\"key\": \"%s\", \"pass\": \"%s\", \"pos\": \"%s\", \"HS\": %d, \"T\": %d, \"tokens\": %d, ",
-               key(pass, pos).c_str(), pass, pos, shape.HS, shape.T, shape.tokens);
-        printf("\"C\": %d, \"causal\": %s, \"ms\": %.5f, \"tflops\": %.2f, ", shape.C, direction, ms, tflops);
-        printf("\"share\": %.4f, \"registers\": %d, \"static_shared\": %zu", tflops / product, kernel.numRegs,
-               kernel.sharedSizeBytes);
-        if (live < 1.0) { printf(", \"live\": %.4f", live); }
-        printf("}\n");
+        printf("{\"key\": \"%s %s d%d T%d tokens%d C%d %s\", \"ms\": %.5f, \"tflops\": %.2f, \"share\": %.4f, "
+               "\"live\": %.4f}\n", pass, direction_text, shape.HS, shape.T, shape.tokens, shape.C, pos, ms, tflops,
+               tflops / product, live);
         fflush(stdout);
     }
 
@@ -234,14 +193,6 @@ struct Bench {
                 live = flash_live_share(host.data(), args[0].B * args[0].NH, shape.T, causal);
             }
         }
-        cudaFuncAttributes forward, backward;
-        if (shape.HS == 64) {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 64, false>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 64, false>));
-        } else {
-            CUDA_CHECK(cudaFuncGetAttributes(&forward, flash_forward_kernel<causal, Kind, 128, false>));
-            CUDA_CHECK(cudaFuncGetAttributes(&backward, flash_backward_dkdv_kernel<causal, Kind, 128, false>));
-        }
         // skipping pays for its own bound
         print("forward", pos, timer.median([&](int k) {
             if constexpr (Kind == FlashBias::Distance) {
@@ -251,11 +202,10 @@ struct Bench {
                 }
             }
             flash_forward<causal, Kind>(args[k], timer.stream);
-        }), forward, live);
+        }), live);
         float* scratch = buffers.scratch.get(flash_backward_scratch(Kind, args[0].B, shape.T, args[0].NH));
         print("backward", pos,
-              timer.median([&](int k) { flash_backward<causal, Kind>(args[k], scratch, timer.stream); }), backward,
-              live);
+              timer.median([&](int k) { flash_backward<causal, Kind>(args[k], scratch, timer.stream); }), live);
         for (FlashArgs& p : args) { p.span = nullptr; }
     }
 };
