@@ -1,5 +1,4 @@
 """bench.py -- what dev/bench/run.sh measures: it builds the trainers, finds PyTorch and starts this."""
-import csv
 import os
 import platform
 import random
@@ -43,7 +42,7 @@ def make_data():
 
 
 def run(command):
-    """the output of a command and its peak memory in bytes"""
+    """the output of a command, and what it used: memory, and CPU time, which other programs disturb little"""
     with open(f"{OUT}/output.txt", "w+") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
@@ -51,7 +50,7 @@ def run(command):
         text = out.read()
     if status != 0:
         sys.exit(f"{' '.join(command)}\n{text[-2000:]}\nended with status {status}")
-    return text, usage.ru_maxrss * 1024
+    return text, usage
 
 
 def trainer(shape, pos, steps, *extra):
@@ -75,19 +74,10 @@ def ours(shape, pos):
     """tokens/s of train_gpt2: of the median step, without the first quarter, which warms up; or by CPU time"""
     T, B, steps = SHAPES[shape][2], SHAPES[shape][3], SHAPES[shape][5]
     if CPU_TIME:
-        long, short = (cpu_seconds(trainer(shape, pos, n)[0]) for n in (steps + 1, 1))
-        return B * T * steps / (long - short)
+        long, short = (run(trainer(shape, pos, n)[0])[1] for n in (steps + 1, 1))
+        return B * T * steps / (long.ru_utime + long.ru_stime - short.ru_utime - short.ru_stime)
     ms = step_ms(shape, pos)
     return B * T / statistics.median(ms[len(ms) // 4:]) * 1e3
-
-
-def cpu_seconds(command):
-    """of the process itself: other programs on the machine disturb it less than the time on the clock"""
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    _, status, usage = os.wait4(process.pid, 0)
-    if status != 0:
-        sys.exit(f"{' '.join(command)}\nended with status {status}")
-    return usage.ru_utime + usage.ru_stime
 
 
 def pytorch(shape, pos):
@@ -129,19 +119,15 @@ def compare(shapes):
             y, form = max((statistics.median(speed[key]), key[2]) for key in speed
                           if key[:2] == (shape, pos) and key[2] != "ours")
             more = statistics.median(n / c for n, c in zip(speed[shape, "none", "ours"], speed[shape, pos, "ours"])) - 1
-            rows.append([model, T, pos, f"{x:.0f}", f"{y:.0f}", form, f"{x / y:.2f}", f"{100 * more:+.1f}"])
+            rows.append([model, str(T), pos, f"{x:.0f}", f"{y:.0f}", form, f"{x / y:.2f}", f"{100 * more:+.1f}"])
     machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, "
                f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
                f"load {os.getloadavg()[0]:.0f}")
     command = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={FORMS} dev/bench/run.sh {' '.join(sys.argv[1:])}".strip()
-    print(f"\n{machine}; commit {ledger.commit()}; {command}\n")
-    for row in [columns, ["---"] * len(columns), *rows]:
-        print("| " + " | ".join(map(str, row)) + " |")
+    print("\n".join(["", f"{machine}; commit {ledger.commit()}; {command}", "", *console.table(columns, rows)]))
     if os.environ.get("CSV"):
-        with open(os.environ["CSV"], "w", newline="") as f:
-            w = csv.writer(f, lineterminator="\n")
-            w.writerow([*columns, "machine", "commit", "command"])
-            w.writerows([*row, machine, ledger.commit(), command] for row in rows)
+        more = {"machine": machine, "commit": ledger.commit(), "command": command}
+        ledger.write(os.environ["CSV"], [{**dict(zip(columns, row)), **more} for row in rows])
 
 
 def costs():
@@ -156,12 +142,10 @@ def costs():
         print(f"  {done}/{len(turns)} {shape} {pos}: {fastest[shape, pos][-1]:.1f} ms "
               f"(load {os.getloadavg()[0]:.1f}; {left / 60:.0f} min left)", flush=True)
     print(f"\ncommit {ledger.commit()}, {THREADS} threads, {ROUNDS} rounds\n")
-    print("| encoding | " + " | ".join(f"T {T}: over none, % | rounds apart, %" for T in COSTS) + " |")
-    print("|---|" + "---|" * 2 * len(COSTS))
-    for pos in names:
-        cells = [f"{100 * (min(x) / min(fastest[shape, 'none']) - 1):+.1f} | {100 * (max(x) / min(x) - 1):.1f}"
-                 for shape in COSTS for x in [fastest[shape, pos]]]
-        print(f"| `{pos}` | {' | '.join(cells)} |")
+    cells = lambda x, none: [f"{100 * (min(x) / min(none) - 1):+.1f}", f"{100 * (max(x) / min(x) - 1):.1f}"]
+    rows = [[f"`{pos}`", *(c for T in COSTS for c in cells(fastest[T, pos], fastest[T, "none"]))] for pos in names]
+    head = ["encoding", *(column for T in COSTS for column in (f"T {T}: over none, %", "rounds apart, %"))]
+    print("\n".join(console.table(head, rows)))
 
 
 def main():
@@ -182,7 +166,7 @@ def main():
         run(command)
         _, used = run(["./train_gpt2", "--load", f"{out}/step_00000002", "--val_files", TEXT, "--eval_lengths", "16384",
                        "--eval_tokens", "32768"])
-        print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {used / 1e6:.0f} MB resident")
+        print(f"evaluation of 4,4,128 V256 at T = 16,384: peak {used.ru_maxrss * 1024 / 1e6:.0f} MB resident")
 
 
 if __name__ == "__main__":

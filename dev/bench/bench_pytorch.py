@@ -12,6 +12,7 @@ The last lines are for scripts, one per form (eager, compiled):   pytorch <versi
 """
 import argparse
 import os
+import re
 import statistics
 import sys
 import time
@@ -39,15 +40,9 @@ def parse():
     p.add_argument("--cpu_time", action="store_true", help="count CPU time instead of the time on the clock")
     p.add_argument("--device", default="cpu")
     args = p.parse_args()
-    try:
-        args.L, args.NH, args.C = (int(n) for n in args.model.split(","))
-    except ValueError:
-        p.error(f"--model: expected L,NH,C, for example 4,4,128, got {args.model}")
-    for name in ("L", "NH", "C", "vocab", "T", "B", "steps", "threads"):
-        if getattr(args, name) < 1:
-            p.error(f"{name}: expected at least 1, got {getattr(args, name)}")
-    if set(args.forms.split(",")) - {"eager", "compiled"}:
-        p.error(f"--forms: expected eager, compiled or eager,compiled, got {args.forms}")
+    if not re.fullmatch(r"\d+,\d+,\d+", args.model) or set(args.forms.split(",")) - {"eager", "compiled"}:
+        p.error(f"expected --model L,NH,C and --forms eager, compiled or both, got {args.model} and {args.forms}")
+    args.L, args.NH, args.C = map(int, args.model.split(","))
     return args
 
 
