@@ -138,7 +138,7 @@ def locked(directory):
 
 # Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------
 
-FORMAT = 3
+FORMAT = 3                      # 2 had other places to continue from
 
 
 class Manifest:
@@ -168,6 +168,9 @@ class Manifest:
                 break
         if any(map(self.lost, old.get("files", []))):
             old["complete"] = False
+        if old["format"] != FORMAT and not old["complete"]:
+            raise BadInput(f"{self.path}: an earlier version of these scripts began these shards, and only that can "
+                           "continue them; remove the directory or give another --out")
         self.data = old
 
     def lost(self, record):
@@ -203,8 +206,8 @@ def checksum_of(data):
 def read_manifest(path):
     """the content of a manifest, which its checksum protects"""
     data = console.read_object(path)
-    if data.get("format") != FORMAT or data.pop("checksum", "") != checksum_of(data):
-        raise BadInput(f"{path}: not a manifest of format {FORMAT}, or damaged or edited; remove it and its shards to "
+    if data.get("format") not in (2, FORMAT) or data.pop("checksum", "") != checksum_of(data):
+        raise BadInput(f"{path}: not a manifest of format 2 or {FORMAT}, or damaged or edited; remove it and its shards to "
                        "start over")
     return data
 

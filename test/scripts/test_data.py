@@ -484,6 +484,17 @@ class Restart(Case):
             with self.assertRaisesRegex(common.BadInput, "manifest.json: (not a manifest|expected a JSON object)"):
                 self.build("o", self.paths)
 
+    def test_a_data_set_of_format_2_is_read_but_not_continued(self):
+        self.build("o", self.paths)
+        path = self.path("o", common.MANIFEST)
+        old = {**common.read_manifest(path), "format": 2}
+        self.write("o/" + common.MANIFEST, json.dumps({**old, "checksum": common.checksum_of(old)}).encode())
+        self.build("o", self.paths)
+        self.assertEqual(common.read_manifest(path), old)
+        os.remove(self.path("o", old["shards"][-1]["file"]))
+        with self.assertRaisesRegex(common.BadInput, "manifest.json: an earlier version"):
+            self.build("o", self.paths)
+
     def test_a_flipped_bit_of_a_manifest(self):
         self.build("o", self.paths)
         path, whole, r = self.path("o", common.MANIFEST), read(self.path("o", common.MANIFEST)), random.Random(3)
