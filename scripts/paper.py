@@ -6,30 +6,9 @@
     scripts/paper.py --rows                                 the command of every row; with --as run, the code's
     scripts/report.py run -o report                         the tables, with the paper's numbers beside ours
 
-table1 table3 table4   perplexity at 512 to 15,360 tokens after training at 1,024, with the loss at each position, and
-                       again in sliding windows
-table2                 BERT: masked tokens, then MS MARCO's triplets, then nDCG@10 on the full corpus of MLDR-en at 512
-                       to 16,384 tokens
-bert_curves            Figures 5 and 6: only the trainings of table2; scripts/report.py draws their losses
-generalization         of the arXiv version: models trained on FineWeb-Edu, tested on HellaSwag, FineWeb, and WikiText-2
-                       and WikiText-103, both raw and word-level (--fineweb 1BT: a smaller sample of FineWeb)
-long                   table1's cable, alibi and rope at 131,072 tokens: the "more than 100K" of its Limitations
-figure3                tokens/s and memory at 512, 1,024 and 2,048 tokens in training, 30 steps on tiny Shakespeare, and
-                       in unbatched generation (also the arXiv version's Figure 4)
-figure4                kernel CABLE with the weight outside and inside the logarithm, and of the arXiv version
-arxiv_figure1          of the arXiv version, and its abstract: trained at 512 and 1,024 on FineWeb-Edu (medium),
-                       perplexity up to 16,384 tokens
-arxiv_figure3          the same on WikiText-103 (tiny): 5,000 steps of 131,072 tokens
-arxiv_figure5          cable_v1 and sinusoidal trained at 512, 1,024 ... 8,192
-arxiv_figure6          cable_v1 and kcable_v1 trained at 512 and 1,024
-sweep                  arxiv_figure5 for every encoding (Figure 4 of ALiBi's paper)
-bias                   of the arXiv version: images of bias matrices: the mean over the heads of three layers for 512
-                       tokens, divided by its maximum (Figure 7), and a grid of all layers and heads for 4 tokens
-                       (Figure 8)
-small, quick           the same comparison on two CPU cores, with WikiText-2 as bytes: a night; under 15 minutes
-
---as printed (the default) is what the papers print, --as run what the authors' code does where the two differ:
-docs/paper.md has the list.
+docs/paper.md says what each experiment is, and where the authors' code (--as run) differs from what the papers print
+(--as printed, the default). small and quick make the same comparison on two CPU cores, with WikiText-2 as bytes: in a
+night, and in under 15 minutes.
 
 Words after the experiment select rows by data set, size, encoding, trained length and tokens per step; without a word
 of a kind, all of that kind are selected that the papers have. Rows that the papers lack (t5 with logarithmic buckets,
@@ -206,10 +185,10 @@ def rows_of(experiment, how="printed"):
         return trained_at(trained, "wikitext-103", "tiny", encodings, steps=5000, lengths=ARXIV_LENGTHS)
 
     as_named = lambda *encodings: [NAMES[how].get(pos, pos) for pos in encodings]
-    if experiment in ("table1", "table3", "table4"):
-        return of(experiment[5:], LENGTHS, (), BEYOND)
     if experiment in BERT:
         return bert_rows(experiment, how)
+    if experiment.startswith("table"):
+        return of(experiment[5:], LENGTHS, (), BEYOND)
     if experiment == "generalization":
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
                                        "wikitext-103-words"), ("t5",))
@@ -584,11 +563,12 @@ def parse(argv):
     p.add_argument("--rows", action="store_true",
                    help="print the command of every row (of the experiment, if one is given)")
     p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic; run nothing")
-    p.add_argument("--gpus", type=int, default=1, help="number of GPUs to train and evaluate on, with mpirun [1]")
-    p.add_argument("--jobs", type=int, default=1, help="rows at a time, each on its share of the cores, or on its own "
-                   "--gpus GPUs; 0 = as many as there are GPUs for [1]")
-    p.add_argument("--B", type=int, default=0, help="sequences per micro-batch [tiny 64, small 32, medium 16, base 32, "
-                   "of 1,024 tokens]")
+    p.add_argument("--gpus", type=console.positive, default=1,
+                   help="number of GPUs to train and evaluate on, with mpirun [1]")
+    p.add_argument("--jobs", type=console.natural, default=1, help="rows at a time, each on its share of the cores, or "
+                   "on its own --gpus GPUs; 0 = as many as there are GPUs for [1]")
+    p.add_argument("--B", type=console.natural, default=0, help="sequences per micro-batch [tiny 64, small 32, medium "
+                   "16, base 32, of 1,024 tokens]")
     p.add_argument("--seeds", type=console.naturals, default=[],
                    help="seeds separated by commas [42; small: 42,43,44; quick: 42,43]")
     p.add_argument("--out", default="run", help="directory of the runs [run]")
@@ -636,9 +616,8 @@ def check_arguments(args):
     args.trainer = args.trainer or trainer_of(args.experiment)
     args.evaluator = args.evaluator or args.trainer
     args.seeds = args.seeds or (list(SMALL[args.experiment].seeds) if args.experiment in SMALL else [42])
-    if args.gpus < 1 or args.jobs < 0 or args.B < 0 or args.tflops <= 0:
-        raise BadInput(f"expected positive numbers, got --gpus {args.gpus}, --jobs {args.jobs}, --B {args.B}, "
-                       f"--tflops {args.tflops:g}")
+    if args.tflops <= 0:
+        raise BadInput(f"--tflops: expected a positive number, got {args.tflops:g}")
     if not args.dry_run and args.out:
         args.out = os.path.abspath(args.out)
 

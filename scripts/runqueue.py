@@ -33,11 +33,10 @@ LONGEST_LINE = 500                                      # characters of a failed
 # flags that change only speed, places or what is shown: a run may continue with other values
 FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile", "recompute", "resume",
         "sample_every", "threads", "tile_skip", "val_batches", "val_every")
-# flags of files whose contents a result depends on; flags that leave records of a kind, and the kinds of each length
+# flags of files whose contents a result depends on; flags that leave records of a kind
 INPUTS = ("val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
 RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
            "tasks": "task", "heads": "head"}
-OF_LENGTHS = ("extrapolation", "curve", "retrieval")
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all
@@ -161,8 +160,8 @@ def weights_of(checkpoint):
 
 
 def results_of(command):
-    """A checksum of what a command has left beside checkpoints. Raises BadInput if something is missing that its flags
-    require."""
+    """A checksum of what a command has left beside checkpoints. Raises BadInput if it lacks a kind of record that the
+    command's flags require."""
     flags, kinds = command.flags, {kind for flag, kind in RECORDS.items() if flag in command.flags}
     names = ["output.log"] * ("generate" in flags)
     if "dump_bias" in flags:
@@ -172,19 +171,10 @@ def results_of(command):
     if "resume" in flags:                                   # only a validation scores it then
         kinds.discard("hellaswag")
     found = [r for r in console.read_log(command.out, ended=True) if r["kind"] in kinds] if kinds else []
-    lengths = console.naturals(flags["eval_lengths"]) if "eval_lengths" in flags else []
-    strides = {T: min(int(flags.get("stride", 0)) or T, T) for T in lengths}
-    for kind in kinds:
-        of_kind = [r for r in found if r["kind"] == kind]
-        wanted = [strides.get(r.get("T")) for r in of_kind]     # None: of another length, or of a kind without lengths
-        have = [r.get("T", 0) for r, stride in zip(of_kind, wanted) if stride in (None, r.get("stride", stride))]
-        # an encoding may not reach the longest of the lengths
-        lost = [T for T in lengths if T not in have and T < max(have, default=0)] if kind in OF_LENGTHS else []
-        if lost or not have:
-            at = f" at T = {lost[0]:,}" if lost else ""
-            raise BadInput(f"{command.out}/log.jsonl: expected a record of kind {kind}{at}, got none")
-        if kind == "extrapolation" and "token_losses" in flags:
-            names += [f"token_losses_{T}_{strides[T]}.safetensors" for T in lengths if T in have]
+    for kind in kinds - {r["kind"] for r in found}:
+        raise BadInput(f"{command.out}/log.jsonl: expected a record of kind {kind}, got none")
+    if "token_losses" in flags:
+        names += sorted(glob.glob("token_losses_*.safetensors", root_dir=command.out))
     return " ".join([hashlib.sha256(json.dumps(found).encode()).hexdigest(),
                      *(console.sha256_of(os.path.join(command.out, name)) for name in names)])
 
