@@ -12,19 +12,22 @@
 // leaves the old checkpoint or the new one, and left-overs whose names begin with a dot, which the next run removes.
 #pragma once
 
+#include <map>
 #include <memory>
+#include <tuple>
 
-#include "../../base/common.h"
-#include "../json.h"
+#include "../../base/parse.h"
 #include "outdir.h"
-#include "moments.h"
-#include "safetensors.h"
 #include "weights.h"
 
 // What a checkpoint holds, as views of the trainer's (device) memory. No kernel may still be writing there.
-struct Checkpoint : Moments {
+struct Checkpoint {
+    const TensorTable* table = nullptr;
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
     float* params = nullptr;                                        // (table->total)
+    float *m = nullptr, *v = nullptr;                               // Adam's moments; may be null
+    bool complete = true;                                           // true: all moments, in the layout of `table`
+    std::vector<TensorPiece> held;                                  // false: these pieces
     Json config;                                                    // becomes config.json
     Json state;                                                     // becomes state.json
     std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents
@@ -60,15 +63,87 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// Adam's moments: optimizer_RANK.state, a safetensors file for each rank that holds a part of them. Any number of ranks
+// can read the files of any other number.
+
+// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers. In the file they are a vector
+// "m.<tensor>" if they are all of it, otherwise "m.<tensor>@<first>".
+struct MomentRun {
+    std::string name;                   // "m.<tensor>"
+    size_t first, size;
+    size_t whole;                       // elements of the tensor
+    float* data;
+    std::vector<TensorPiece> pieces;    // their places in data, in order
+
+    bool all() const { return size == whole; }
+    std::string file_name() const { return all() ? name : name + "@" + std::to_string(first); }
+    // Calls f(where, from, n) for the pieces of elements begin .. end - 1 of the tensor: n of them at `where`, the
+    // first being number `from`
+    template <class F> void each(size_t begin, size_t end, F f) const {
+        for (const TensorPiece& p : pieces) {
+            const size_t from = std::max(begin, p.first), to = std::min(end, p.first + p.size);
+            if (from < to) { f(data + p.at + (from - p.first), from, to - from); }
+        }
+    }
+};
+// all m, then all v; null ones are left out
+inline std::vector<MomentRun> moment_runs(const Checkpoint& c) {
+    std::vector<TensorPiece> held = c.complete ? c.table->pieces({0, c.table->total}) : c.held;
+    const auto before = [](const TensorPiece& a, const TensorPiece& b) {
+        return std::tie(a.tensor, a.first) < std::tie(b.tensor, b.first);
+    };
+    std::sort(held.begin(), held.end(), before);
+    std::vector<MomentRun> runs;
+    for (float* data : {c.m, c.v}) {
+        size_t last = SIZE_MAX;                             // the tensor of the last run
+        for (size_t i = 0; data != nullptr && i < held.size(); i++) {
+            const TensorPiece& p = held[i];
+            const TensorSpec& s = c.table->specs[p.tensor];
+            if (p.tensor != last || runs.back().first + runs.back().size != p.first) {
+                runs.push_back({(data == c.m ? "m." : "v.") + s.name, p.first, 0, s.size(), data, {}});
+            }
+            last = p.tensor;
+            runs.back().size += p.size;
+            runs.back().pieces.push_back(p);
+        }
+    }
+    return runs;
+}
+
+inline std::string optimizer_file(int rank) { return strprintf("optimizer_%d.state", rank); }
+
+// the moments as the items of a safetensors file
+inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
+    std::vector<SafetensorsItem> items;
+    for (const MomentRun& run : moment_runs(c)) {
+        items.push_back({run.file_name(), {run.size}, [run](float* out, size_t first, size_t count) {
+            const size_t begin = run.first + first;
+            run.each(begin, begin + count, [&](const float* data, size_t from, size_t n) {
+                copy_to_host(out + (from - begin), data, n * sizeof(float), Stream(0));
+            });
+        }});
+    }
+    return items;
+}
+
+// For old readers: where a tensor begins that is complete in the file
+inline Json optimizer_metadata(const Checkpoint& c) {
+    Json starts = Json::object();
+    for (const MomentRun& run : moment_runs(c)) {
+        if (run.all()) { starts["start." + run.name.substr(2)] = "0"; }
+    }
+    return starts;
+}
+
+// ----------------------------------------------------------------------------------------------------------
 // saving
 
 // the size of a checkpoint on disk, rounded up generously: 1 MiB and 256 bytes per tensor for the headers
 inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
     for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
-    for (const float* moments : {c.m, c.v}) {
-        for (const TensorSpec& s : c.table->specs) { bytes += moments == nullptr ? 0 : s.size() * sizeof(float); }
-    }
+    const size_t moments = (c.m != nullptr) + (c.v != nullptr);
+    for (const TensorSpec& s : c.table->specs) { bytes += moments * s.size() * sizeof(float); }
     for (const auto& file : c.extra) { bytes += file.second.size(); }
     return bytes;
 }
@@ -122,22 +197,17 @@ struct CheckpointSave {
     // 2 writes and fsyncs a rank's files; rank 0 has all but the other ranks' moments
     FileSums write_part(int rank) const {
         FileSums sums;
-        const auto add = [&](const std::string& name, auto write) {
-            sums.push_back({name, write(temporary + "/" + name)});
-        };
         const auto add_text = [&](const std::string& name, const std::string& text) {
-            add(name, [&](const std::string& to) { return write_text(to, text); });
+            if (rank == 0) { sums.push_back({name, write_text(temporary + "/" + name, text)}); }
         };
-        if (rank == 0) {
-            add("model.safetensors", [&](const std::string& to) { return write_safetensors(to, model_items(c)); });
-            add_text("config.json", json_text(c.config, 2) + "\n");
-        }
+        const auto add_tensors = [&](const std::string& name, const auto& items, const Json& metadata) {
+            sums.push_back({name, write_safetensors(temporary + "/" + name, items, metadata)});
+        };
+        if (rank == 0) { add_tensors("model.safetensors", model_items(c), Json::object()); }
+        add_text("config.json", json_text(c.config, 2) + "\n");
         if (c.m != nullptr || c.v != nullptr) {
-            add(optimizer_file(rank), [&](const std::string& to) {
-                return write_safetensors(to, optimizer_items(c), optimizer_metadata(c));
-            });
+            add_tensors(optimizer_file(rank), optimizer_items(c), optimizer_metadata(c));
         }
-        if (rank > 0) { return sums; }
         add_text("state.json", json_text(c.state, 2) + "\n");
         for (const auto& file : c.extra) { add_text(file.first, file.second); }
         return sums;
@@ -199,6 +269,83 @@ inline void check_tensors(const Safetensors& file, const std::vector<std::pair<s
               file.entries.size(), e.name.c_str());
     }
 }
+
+// The moments in the files of a checkpoint, from any number of ranks, each with any part of each tensor.
+struct StoredMoments {
+    struct Run { const Safetensors* file; const SafetensorsEntry* entry; size_t first, size; };
+    std::vector<std::unique_ptr<Safetensors>> files;
+    std::map<std::string, std::vector<Run>> runs;           // by "m.<tensor>", in order
+
+    // An error unless they are exactly the elements of the tensors in c's table
+    StoredMoments(const std::string& dir, const Checkpoint& c) {
+        int step;
+        for (const auto& [name, sum] : read_manifest(dir + "/manifest.json", step)) {
+            const bool old = name == "optimizer_0.safetensors";     // its name in old checkpoints
+            if (!old && !(starts_with(name, "optimizer_") && ends_with(name, ".state"))) { continue; }
+            files.push_back(std::make_unique<Safetensors>(dir + "/" + name));
+            for (const SafetensorsEntry& e : files.back()->entries) { add(*files.back(), e, c); }
+        }
+        check(!files.empty(), "%s: has no optimizer_0.state, without which training cannot continue", dir.c_str());
+        for (const char* kind : {"m.", "v."}) {
+            for (const TensorSpec& s : c.table->specs) { check_whole(kind + s.name, s.size()); }
+        }
+    }
+    // the elements of one of this process's runs
+    void read(const MomentRun& run) const {
+        std::vector<float> host;
+        for (const Run& r : runs.at(run.name)) {
+            const size_t begin = std::max(run.first, r.first), end = std::min(run.first + run.size, r.first + r.size);
+            for (size_t at = begin; at < end; at += COPY_BLOCK) {
+                const size_t n = std::min(COPY_BLOCK, end - at);
+                host.resize(n);
+                r.file->read_elements(*r.entry, host.data(), at - r.first, n);
+                run.each(at, at + n, [&](float* data, size_t from, size_t count) {
+                    copy_to_device(data, host.data() + (from - at), count * sizeof(float), Stream(0));
+                });
+            }
+        }
+    }
+
+private:
+    void add(const Safetensors& file, const SafetensorsEntry& e, const Checkpoint& c) {
+        const char *path = file.file.path.c_str(), *name = e.name.c_str();
+        // 1 its name
+        const size_t sign = e.name.rfind('@');
+        const std::string whole = e.name.substr(0, sign);
+        const bool moment = starts_with(whole, "m.") || starts_with(whole, "v.");
+        const int tensor = moment ? c.table->find(whole.substr(2)) : -1;
+        check(tensor >= 0, "%s: expected moments of the model's %zu tensors; this model has no %s", path,
+              c.table->specs.size(), name);
+        int64_t number = 0;
+        check(sign == std::string::npos || parse_value(e.name.substr(sign + 1), at_least(0), number),
+              "%s: %s: expected the number of its first element after '@'", path, name);
+        const size_t first = (size_t)number;
+        const std::string start = "start." + whole.substr(2);
+        check(!file.metadata.contains(start) || json_string(file.metadata, start, file.file.path) == "0",
+              "%s: %s: expected 0", path, start.c_str());
+        // 2 its elements
+        const size_t size = c.table->specs[(size_t)tensor].size();
+        const bool inside = e.shape.size() == 1 && first <= size && e.shape[0] <= size - first &&
+                            (sign != std::string::npos || e.shape[0] == size);
+        const std::string of = sign == std::string::npos ? "" : strprintf(" of %zu at the most", size - first);
+        check(inside && e.dtype == "F32", "%s: %s: expected F32 %s%s, got %s %s", path, name,
+              shape_text({size - first}).c_str(), of.c_str(), e.dtype.c_str(), shape_text(e.shape).c_str());
+        runs[whole].push_back({&file, &e, first, e.shape[0]});
+    }
+    void check_whole(const std::string& name, size_t size) {
+        std::vector<Run>& all = runs[name];
+        std::sort(all.begin(), all.end(), [](const Run& a, const Run& b) { return a.first < b.first; });
+        size_t at = 0;
+        const char* path = files[0]->file.path.c_str();
+        check(!all.empty(), "%s: %s is missing", path, name.c_str());
+        for (const Run& run : all) {
+            check(run.first == at, "%s: %s: expected its element %zu next, got %zu (another rank's file is missing, or "
+                  "there twice?)", run.file->file.path.c_str(), name.c_str(), at, run.first);
+            at += run.size;
+        }
+        check(at == size, "%s: %s: expected %zu elements in all files, got %zu", path, name.c_str(), size, at);
+    }
+};
 
 // A directory that find_checkpoint() returned, for a model with c's tensors. Everything is checked, against c.config
 // too unless that is null, before the first element of the trainer's memory changes.

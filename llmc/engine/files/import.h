@@ -9,10 +9,7 @@
 #include <memory>
 #include <set>
 
-#include "../../base/common.h"
-#include "../json.h"
 #include "outdir.h"
-#include "safetensors.h"
 #include "weights.h"
 
 struct SourceTensor {
@@ -129,39 +126,35 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
     check(map.is_object() && !map.empty(), "%s: weight_map: expected an object that names tensors, got %s", p,
           json_excerpt(map).c_str());
     const std::string dir = index.substr(0, index.rfind('/') + 1);
-    std::vector<std::string> names;
+    std::map<std::string, std::unique_ptr<Safetensors>> files;      // by name
     for (const auto& item : map.items()) {
         const std::string name = json_string(map, item.key(), index);
         check(name.find('/') == std::string::npos && ends_with(name, ".safetensors"),
               "%s: %s: expected the name of a .safetensors file beside it, got %s", p, printable(item.key()).c_str(),
               printable(name).c_str());
-        names.push_back(name);
+        files[name] = nullptr;
     }
-    std::sort(names.begin(), names.end());
-    names.erase(std::unique(names.begin(), names.end()), names.end());
-    check(names.size() <= MAX_SHARDS, "%s: expected at most %zu files, got %zu", p, MAX_SHARDS, names.size());
-    std::vector<std::unique_ptr<Safetensors>> shards;
-    size_t tensors = 0;
-    for (const std::string& name : names) {
+    check(files.size() <= MAX_SHARDS, "%s: expected at most %zu files, got %zu", p, MAX_SHARDS, files.size());
+    for (const auto& [name, file] : files) {
         check(path_exists(dir + name), "%s: names %s, which does not exist", p, printable(name).c_str());
     }
-    for (const std::string& name : names) {
-        shards.push_back(std::make_unique<Safetensors>(dir + name));
-        for (const SafetensorsEntry& e : shards.back()->entries) {
+    std::set<std::string> held;                     // the tensors of all files
+    for (auto& [name, file] : files) {
+        file = std::make_unique<Safetensors>(dir + name);
+        for (const SafetensorsEntry& e : file->entries) {
             const auto where = map.find(e.name);
             const std::string listed = where != map.end() ? where->get<std::string>() : "nowhere";
             check(listed == name, "%s: holds %s, which the index %s has in %s", (dir + name).c_str(),
                   printable(e.name).c_str(), p, printable(listed).c_str());
-            tensors++;
+            held.insert(e.name);
         }
     }
-    for (const auto& item : map.items()) {      // a tensor is in only one file: this many have none
-        if (tensors == map.size()) { break; }
-        const std::string name = item.value().get<std::string>();
-        const size_t i = (size_t)(std::lower_bound(names.begin(), names.end(), name) - names.begin());
-        check(shards[i]->find(item.key()) != nullptr, "%s: has no tensor %s, which the index %s has there",
-              (dir + name).c_str(), printable(item.key()).c_str(), p);
+    for (const auto& item : map.items()) {
+        check(held.count(item.key()) > 0, "%s: has no tensor %s, which the index %s has there",
+              (dir + item.value().get<std::string>()).c_str(), printable(item.key()).c_str(), p);
     }
+    std::vector<std::unique_ptr<Safetensors>> shards;
+    for (auto& file : files) { shards.push_back(std::move(file.second)); }
     return shards;
 }
 
@@ -177,11 +170,10 @@ inline std::string find_weights(const std::string& path) {
 }
 
 // Opens what find_weights() has found. verify: compare a checkpoint of ours with its manifest.
-inline WeightSource open_found(const std::string& path, bool verify) {
+inline WeightSource open_found(const std::string& dir, bool verify) {
     WeightSource s;
-    s.path = path;
-    if (is_directory(s.path)) {
-        const std::string dir = s.path;
+    s.path = dir;
+    if (is_directory(dir)) {
         const bool whole = path_exists(dir + "/" + WEIGHTS_FILE), split = path_exists(dir + "/" + INDEX_FILE);
         check(whole || split,
               "%s: expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them "
@@ -234,6 +226,10 @@ inline bool is_skipped(const std::string& name) {
     return mask || positions || other_task;
 }
 
+inline std::vector<SourceTensor>::iterator find_tensor(std::vector<SourceTensor>& list, const std::string& name) {
+    return std::find_if(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
+}
+
 // Tensors of an output layer, each with the tensor of the same model that it repeats
 const std::map<std::string, std::string> TIED = {
     {"lm_head.weight", "wte.weight"}, {"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
@@ -242,10 +238,7 @@ const std::map<std::string, std::string> TIED = {
 // Removes tensors from the list that are tied to another one in it; an error if the two differ, as in another model.
 inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) {
     for (const auto& [name, of] : TIED) {
-        const auto find = [&](const std::string& n) {
-            return std::find_if(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == n; });
-        };
-        const auto head = find(name), kept = find(of);
+        const auto head = find_tensor(list, name), kept = find_tensor(list, of);
         if (head == list.end()) { continue; }
         bool same = kept != list.end() && head->shape == kept->shape;
         const size_t total = same ? shape_size(head->shape, name.c_str()) : 0;
@@ -273,9 +266,8 @@ inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
             const std::string name = strip_prefix(e.name);
             if (is_skipped(name)) { continue; }
             // two tensors whose names differ only by the prefix would overwrite each other
-            const bool twice = std::any_of(list.begin(), list.end(), [&](const auto& t) { return t.name == name; });
-            check(!twice, "%s: holds %s with and without the prefix transformer. or bert.", s.path.c_str(),
-                  printable(name).c_str());
+            check(find_tensor(list, name) == list.end(), "%s: holds %s with and without the prefix transformer. or "
+                  "bert.", s.path.c_str(), printable(name).c_str());
             check(e.dtype == "F32" || e.dtype == "F16" || e.dtype == "BF16",
                   "%s: %s: expected F32, F16 or BF16, got %s", file->file.path.c_str(), printable(e.name).c_str(),
                   e.dtype.c_str());
@@ -313,8 +305,7 @@ struct WeightReader {
         // 1 find each tensor of the model in the source; what is found is removed from `tensors`
         for (const FileTensor& f : files) {
             const std::string name = strip_prefix(f.name);
-            const auto t =
-                std::find_if(tensors.begin(), tensors.end(), [&](const SourceTensor& t) { return t.name == name; });
+            const auto t = find_tensor(tensors, name);
             if (t == tensors.end()) {
                 const auto same = [&](const FileTensor& o) { return o.name == f.name; };
                 const bool may = std::any_of(optional.begin(), optional.end(), same);

@@ -1,10 +1,8 @@
 // files/weights.h -- views, which map the tensors of a file to the model's, and config.json, the model's shape.
 #pragma once
 
-#include "../../base/common.h"
-#include "../json.h"
-#include "safetensors.h"
 #include "../../base/tensor.h"
+#include "safetensors.h"
 
 // The place of a FileTensor's elements in an allocation of the table's layout: (rows,cols) from `offset` on, in
 // elements
@@ -79,11 +77,13 @@ inline void load_view(float* data, Slice part, FileView view, bool transposed, c
 
 // transformers' names for the extents of a model, and for its type.
 // type: "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
-// cable: "model_type" with every other encoding, which HF_FILE computes
-struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T; };
-constexpr ConfigKeys GPT2_KEYS = {"gpt2", "cable", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions"};
+// cable: "model_type" with every other encoding, which HF_FILE computes by these of its classes
+struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T, *config_class, *base_class, *head, *head_class; };
+constexpr ConfigKeys GPT2_KEYS = {"gpt2", "cable", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions",
+                                  "CableConfig", "CableModel", "AutoModelForCausalLM", "CableForCausalLM"};
 constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "num_attention_heads", "hidden_size",
-                                  "vocab_size", "max_position_embeddings"};
+                                  "vocab_size", "max_position_embeddings", "CableBertConfig", "CableBertModel",
+                                  "AutoModelForMaskedLM", "CableBertForMaskedLM"};
 
 // The models in Python, written beside the weights. config.json's auto_map names the classes, so that transformers runs
 // this file with trust_remote_code=True, and refuses the model otherwise.
@@ -97,56 +97,43 @@ inline const char* hf_code() {
 }
 inline bool has_hf_code(const Json& config) { return config.contains("auto_map"); }
 
-// Changes transformers' configuration to that of the same model with one of our encodings. classes: {"AutoModel",
-// "CableModel"}, ..., the last one with a head
-inline void set_hf_classes(Json& j, const ConfigKeys& keys, const char* of_config,
-                           const std::vector<std::pair<const char*, const char*>>& classes) {
+// Adds our keys to transformers' configuration: "position" (null: left out), and those of `mask`.
+inline Json with_encoding(Json j, const ConfigKeys& keys, const Json& position, const Json& mask) {
+    j.update(mask);
+    if (!position.is_null()) { j["position"] = position; }
+    const bool learned = position.is_null() || position.value("name", "") == "learned";
+    if (learned && mask.empty()) { return j; }              // transformers itself computes this model
     const std::string module = std::string(HF_FILE, strlen(HF_FILE) - strlen("py"));        // "cable_hf."
     j["model_type"] = keys.cable;
-    j["architectures"] = Json::array({classes.back().second});
-    j["auto_map"] = {{"AutoConfig", module + of_config}};
-    for (const auto& c : classes) { j["auto_map"][c.first] = module + c.second; }
-}
-// Whether transformers itself would compute something else: it has learned positions, but no window.
-inline bool is_ours(const Json& position, const Json& mask) {
-    return (!position.is_null() && position.value("name", "") != "learned") || !mask.empty();
+    j["architectures"] = Json::array({keys.head_class});
+    j["auto_map"] = {{"AutoConfig", module + keys.config_class}, {"AutoModel", module + keys.base_class},
+                     {keys.head, module + keys.head_class}};
+    return j;
 }
 
 // transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out), and the keys of
 // `mask`, such as "window" and "sinks"
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position,
                         const Json& mask = Json::object()) {
-    Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
+    const Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},
               {"n_positions", n_positions}, {"n_ctx", n_positions}, {"n_embd", n_embd}, {"n_layer", n_layer},
               {"n_head", n_head}, {"n_inner", nullptr}, {"activation_function", "gelu_new"},
               {"layer_norm_epsilon", 1e-5}, {"initializer_range", 0.02}, {"resid_pdrop", 0.0}, {"embd_pdrop", 0.0},
               {"attn_pdrop", 0.0}, {"scale_attn_weights", true}, {"use_cache", true}, {"tie_word_embeddings", true},
               {"bos_token_id", nullptr}, {"eos_token_id", nullptr}, {"torch_dtype", "float32"}};
-    j.update(mask);
-    if (!position.is_null()) { j["position"] = position; }
-    if (is_ours(position, mask)) {
-        set_hf_classes(j, GPT2_KEYS, "CableConfig",
-                       {{"AutoModel", "CableModel"}, {"AutoModelForCausalLM", "CableForCausalLM"}});
-    }
-    return j;
+    return with_encoding(j, GPT2_KEYS, position, mask);
 }
 
 // the same for a BERT for masked language modelling; pad: the id of [PAD]
 inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json& position,
                         const Json& mask = Json::object()) {
-    Json j = {{"model_type", "bert"}, {"architectures", Json::array({"BertForMaskedLM"})}, {"vocab_size", V},
+    const Json j = {{"model_type", "bert"}, {"architectures", Json::array({"BertForMaskedLM"})}, {"vocab_size", V},
               {"max_position_embeddings", T}, {"hidden_size", C}, {"num_hidden_layers", L}, {"num_attention_heads", NH},
               {"intermediate_size", 4 * C}, {"hidden_act", "gelu"}, {"type_vocab_size", 2}, {"layer_norm_eps", 1e-12},
               {"initializer_range", 0.02}, {"hidden_dropout_prob", 0.0}, {"attention_probs_dropout_prob", 0.0},
               {"pad_token_id", pad}, {"tie_word_embeddings", true}, {"position_embedding_type", "absolute"},
               {"torch_dtype", "float32"}};
-    j.update(mask);
-    if (!position.is_null()) { j["position"] = position; }
-    if (is_ours(position, mask)) {
-        set_hf_classes(j, BERT_KEYS, "CableBertConfig",
-                       {{"AutoModel", "CableBertModel"}, {"AutoModelForMaskedLM", "CableBertForMaskedLM"}});
-    }
-    return j;
+    return with_encoding(j, BERT_KEYS, position, mask);
 }
 
 // An error unless the configuration is of this trainer's models, with any encoding.
