@@ -1,17 +1,77 @@
-// lab/encode.h -- --encode: embeddings of a collection of documents, for scripts/retrieve.py and other searches.
+// lab/encode.h -- embeddings of texts by a BERT: the gradient of their contrastive loss (--pairs), and those of a
+// collection of documents, for scripts/retrieve.py and other searches (--encode).
 //
-// encode_documents is a template over the trainer's model, which calls
-//   embed_documents(model, acts, ids, lengths, rows, T, out): out (rows, model.config.C) float32 on the host, from
-//   ids (rows,T) with [PAD] after the lengths (rows), rows <= sequences_that_fit(acts, T). Neither the other rows nor
-//   the padding change the embedding of a row.
+// Templates over the trainer's model: they call bert_forward and bert_backward.
 #pragma once
 
 #include <numeric>
 
+#include "../contrastive.cuh"
 #include "../engine/files/outdir.h"
-#include "../engine/ranks/exchange.cuh"
 #include "../engine/text/documents.h"
+#include "../pooling.cuh"
 #include "evaluate.h"
+
+// ids (rows,T) with lengths (rows) -> out (rows,C) float32, on the device: their embeddings
+template <class Model, class Acts>
+void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, const int* ids, const int* lengths,
+                int rows, int T, bool backward) {
+    const int L = model.config.L, C = model.config.C;
+    load_batch(model, acts, slot, of, ids, nullptr, lengths, rows, T, backward);
+    bert_forward(model, acts, rows, T);
+    pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
+}
+
+// The same with out on the host, for rows <= sequences_that_fit(acts, T). Neither the other rows nor the padding change
+// the embedding of a row.
+template <class Model, class Acts>
+void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
+    float* pooled = (float*)acts.a.fch();       // which the forward has read for the last time, and which is larger
+    bert_embed(pooled, model, acts, 0, 1, ids, lengths, rows, T, false);
+    copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
+}
+
+// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
+// the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
+// grow with the batch, and its gradient is that of one large batch (Gao et al. 2021). A rank has as many chunks as each
+// other one, neighbours in their order; it gets all embeddings, as the loss of a query sees the whole batch.
+template <class Model, class Acts>
+StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
+                                  double tau, int recompute) {
+    const int Q = batch.groups, rows = batch.rows;
+    const int C = model.config.C, T = batch.T;
+    const int ranks = comm().size, chunks = ceil_div(rows, acts.B) / ranks;                 // of this rank
+    const int begin = comm().rank * chunks * acts.B;                                        // its first row
+    check(ranks == 1 || ranks * chunks * acts.B == rows, "--pairs: %d ranks do not divide %d rows in chunks of %d",
+          ranks, rows, acts.B);
+    auto embed = [&](int i, bool backward) {
+        const int first = begin + i * acts.B, n = std::min(acts.B, rows - first);
+        const size_t slot = (size_t)(backward && chunks > 1 ? chunks + i : i);
+        const int *ids = batch.ids.data() + (size_t)first * T, *lengths = batch.lengths.data() + first;
+        bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
+        return n;
+    };
+    // 1 embed every row: a single chunk can stay where it is for the backward
+    for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
+    share_rows(c.emb, (size_t)rows / (size_t)ranks * C, "embeddings of the batch", model.stream);
+    // 2 the loss of each query, and the gradient of each embedding
+    const float dloss = 1.0f / (float)Q;
+    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, dloss, model.stream);
+    loss_sum(model.loss_sums, c.losses, comm().rank == 0 ? (size_t)Q : 0, model.stream);    // counted once
+    // 3 each chunk again, and back through the model
+    for (int i = 0; i < chunks; i++) {
+        const int first = begin + i * acts.B, n = chunks == 1 ? std::min(acts.B, rows) : embed(i, true);
+        float* grads = gradient_begin(model, i, chunks);
+        const float* demb = c.demb + (size_t)first * C;                             // (n,C)
+        pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
+        bert_backward(model, acts, grads, n, T, recompute);
+        gradient_add(model, i, chunks);
+    }
+    return gradient_end(model, 1, (size_t)Q);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --encode
 
 struct Embeddings {
     int C = 0;
@@ -21,23 +81,6 @@ struct Embeddings {
 
     size_t size() const { return names.size(); }
 };
-
-// The documents of one forward: n from order[first] on, padded to T
-struct DocumentBatch { size_t first, n, T; };
-
-// Batches of `order`, the longest documents first, each filled up to the tokens of acts. They do not depend on the
-// number of ranks, because the bits of a matrix product may depend on its number of rows.
-template <class Acts>
-std::vector<DocumentBatch> document_batches(const std::vector<size_t>& order, const std::vector<int>& length,
-                                            int max_tokens, const Acts& acts) {
-    std::vector<DocumentBatch> batches;
-    for (size_t first = 0, n; first < order.size(); first += n) {
-        const size_t T = std::min((size_t)ceil_div(length[order[first]], 8) * 8, (size_t)max_tokens);
-        n = std::min(order.size() - first, sequences_that_fit(acts, (int)T));
-        batches.push_back({first, n, T});
-    }
-    return batches;
-}
 
 // Embeds the documents of a collection, cut to max_tokens. Those of a batch have about the same length. The longest
 // come first, so that a lack of memory shows at once. A collective: the ranks share the batches, and each gets all
@@ -54,22 +97,19 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
     e.C = (int)C;
     e.rows.resize(checked_mul(N, C, "embeddings"));
     std::vector<int> length(N);
-    uint64_t total = 0, done = 0;
     for (size_t i = 0; i < N; i++) {
         length[i] = (int)std::min(documents.length(i), (uint64_t)max_tokens);
-        total += (uint64_t)length[i];
         e.names.push_back(documents.name(i));
     }
     std::vector<size_t> order(N);
     std::iota(order.begin(), order.end(), (size_t)0);
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return length[a] > length[b]; });
-    const std::vector<DocumentBatch> batches = document_batches(order, length, max_tokens, acts);
-    size_t most = 0;
-    for (const DocumentBatch& b : batches) { most = std::max(most, b.n); }
+    const std::vector<RowBatch> batches = row_batches(N, acts, [&](size_t i) {
+        return std::min(round_up(length[order[i]], 8), max_tokens);
+    });
     Progress progress(documents.flag + ": encoding");
     std::vector<int> ids, lengths;
-    const auto work = [&](size_t i, float* out) {
-        const DocumentBatch& b = batches[i];
+    const auto work = [&](const RowBatch& b, float* out) {
         ids.assign(b.n * b.T, documents.special.pad);
         lengths.resize(b.n);
         for (size_t r = 0; r < b.n; r++) {
@@ -77,15 +117,8 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
         }
         embed_documents(model, acts, ids.data(), lengths.data(), (int)b.n, (int)b.T, out);
     };
-    const auto take = [&](size_t i, const float* embedded) {
-        for (size_t r = 0; r < batches[i].n; r++) {
-            const size_t document = order[batches[i].first + r];
-            std::copy_n(embedded + r * C, C, e.rows.begin() + (long)(document * C));
-            done += (uint64_t)length[document];
-        }
-        progress.update(done, total);
-    };
-    e.stopped = !share_pieces<float>(batches.size(), most * C, "embeddings", work, take);
+    const auto take = [&](size_t i, const float* row) { std::copy_n(row, C, e.rows.begin() + (long)(order[i] * C)); };
+    e.stopped = !share_batches<float>(batches, C, progress, work, take);
     check_finite("embeddings", e.rows.data(), e.rows.size());
     return e;
 }

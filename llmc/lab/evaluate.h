@@ -17,6 +17,7 @@
 #include "../engine/json.h"
 #include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
+#include "../engine/ranks/exchange.cuh"
 #include "../engine/run/config.h"
 #include "../engine/text/dataloader.h"
 #include "heads.h"
@@ -50,6 +51,44 @@ struct Progress {
     }
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
 };
+
+// The rows of one forward: n from `first` on, padded to T, the length of the longest
+struct RowBatch { size_t first, n, T; };
+
+// Batches of `rows` rows, in their order, each filled up to the tokens of acts; length(i): of a row. They do not depend
+// on the number of ranks, because the bits of a matrix product may depend on its number of rows.
+template <class Acts, class Length>
+std::vector<RowBatch> row_batches(size_t rows, const Acts& acts, Length length) {
+    std::vector<RowBatch> batches;
+    for (RowBatch b = {0, 0, 0}; b.first < rows; b = {b.first + b.n, 0, 0}) {
+        for (; b.first + b.n < rows; b.n++) {
+            const size_t longest = std::max(b.T, (size_t)length(b.first + b.n));
+            if (b.n > 0 && b.n + 1 > sequences_that_fit(acts, (int)longest)) { break; }
+            b.T = longest;
+        }
+        batches.push_back(b);
+    }
+    return batches;
+}
+
+// A collective: the ranks share the batches. work(batch, results) computes the results of a batch, `width` elements a
+// row; take(row, result) is called on every rank, for every row, in order. Returns false if a signal has stopped it.
+template <class R, class Work, class Take>
+bool share_batches(const std::vector<RowBatch>& batches, size_t width, Progress& progress, Work work, Take take) {
+    size_t most = 0;
+    uint64_t total = 0, done = 0;
+    for (const RowBatch& b : batches) {
+        most = std::max(most, b.n * width);
+        total += b.n * b.T;
+    }
+    const auto compute = [&](size_t i, R* results) { work(batches[i], results); };
+    const auto take_all = [&](size_t i, const R* results) {
+        const RowBatch& b = batches[i];
+        for (size_t r = 0; r < b.n; r++) { take(b.first + r, results + r * width); }
+        progress.update(done += b.n * b.T, total);
+    };
+    return share_pieces<R>(batches.size(), most, progress.label.c_str(), compute, take_all);
+}
 
 struct Evaluation {
     int T = 0, stride = 0;
@@ -100,46 +139,43 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     e.T = T;
     e.stride = stride > 0 && stride < T ? stride : T;
     e.windows = 1 + ceil_div(total - T, (uint64_t)e.stride);
-    const size_t ranks = (size_t)comm().size;
-    const int most = (int)std::min((uint64_t)std::max((size_t)1, (size_t)acts.B * acts.T / T), e.windows);
-    e.B = most;
-    std::vector<int> stream((size_t)T + 1), tokens((size_t)most * T), targets((size_t)most * T), lengths((size_t)most);
+    const std::vector<RowBatch> batches = row_batches(e.windows, acts, [&](size_t) { return T; });
+    e.B = (int)batches[0].n;
+    e.last_rank = (int)((batches.size() - 1) % (size_t)comm().size);
+    std::vector<int> stream((size_t)T + 1), tokens((size_t)e.B * T), targets((size_t)e.B * T), lengths((size_t)e.B);
     acts.watched_lengths = lengths.data();
-    e.last_rank = (int)((ceil_div(e.windows, (uint64_t)most) - 1) % (uint64_t)comm().size);
-    const size_t row_floats = (size_t)most * T;
-    std::vector<float> losses(row_floats), hits(row_floats);
-    std::vector<float> all_losses(row_floats * ranks), all_hits(row_floats * ranks);
+    std::vector<float> losses((size_t)e.B * T), hits((size_t)e.B * T);
     std::vector<double> sum((size_t)T, 0.0);
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
     const double begin = wall_seconds();
-    for (uint64_t round = 0; round < e.windows; round += (uint64_t)most * ranks) {      // a batch of windows per rank
-        if ((e.stopped = comm_stops())) { return e; }
-        const uint64_t w = std::min(e.windows, round + (uint64_t)most * (uint64_t)comm().rank);
-        const int B = (int)std::min((uint64_t)most, e.windows - w);
-        for (int b = 0; b < B; b++) {
-            const size_t row = (size_t)b * T;
-            lengths[(size_t)b] = read_window(model, files, e, w + b, total, stream, &tokens[row], &targets[row]);
+    // results (b.n,2,T): of each window the losses, minus infinity where there is no target, and the hits
+    const auto work = [&](const RowBatch& b, float* results) {
+        for (size_t r = 0; r < b.n; r++) {
+            lengths[r] = read_window(model, files, e, b.first + r, total, stream, &tokens[r * T], &targets[r * T]);
         }
-        const auto end = targets.begin() + (long)B * T;
+        const auto end = targets.begin() + (long)(b.n * T);
         if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
-            window_losses(model, acts, tokens.data(), targets.data(), lengths.data(), B, T, losses.data(), hits.data(),
-                          [&](int t) { progress.update(round * (uint64_t)T + (uint64_t)t, e.windows * (uint64_t)T); });
+            window_losses(model, acts, tokens.data(), targets.data(), lengths.data(), (int)b.n, T, losses.data(),
+                          hits.data(), [&](int t) { progress.update(b.first * T + (uint64_t)t, e.windows * T); });
         }
-        for (size_t n = 0; n < row_floats; n++) {                                       // no loss is minus infinity
-            if (n >= (size_t)B * T || targets[n] == IGNORE_INDEX) { losses[n] = -INFINITY; }
+        for (size_t n = 0; n < b.n * T; n++) {
+            float* result = results + n / T * 2 * T + n % T;
+            result[0] = targets[n] == IGNORE_INDEX ? -INFINITY : losses[n];
+            result[T] = hits[n];
         }
-        comm_all_gather(all_losses.data(), losses.data(), row_floats, "losses of the evaluation");
-        comm_all_gather(all_hits.data(), hits.data(), row_floats, "hits of the evaluation");
-        for (size_t n = 0; n < all_losses.size(); n++) {                                // in the stream's order
-            if (all_losses[n] == -INFINITY) { continue; }
-            sum[n % T] += all_losses[n];
-            if (token_losses != nullptr) { token_losses->push_back(all_losses[n]); }
-            e.accuracy += all_hits[n];
-            count[n % T]++;
+    };
+    const auto take = [&](size_t, const float* result) {                                // in the stream's order
+        for (int t = 0; t < T; t++) {
+            if (result[t] == -INFINITY) { continue; }
+            sum[t] += result[t];
+            if (token_losses != nullptr) { token_losses->push_back(result[t]); }
+            e.accuracy += result[T + t];
+            count[t]++;
         }
-        progress.update(std::min(e.windows, round + (uint64_t)most * ranks) * (uint64_t)T, e.windows * (uint64_t)T);
-    }
+    };
+    e.stopped = !share_batches<float>(batches, 2 * (size_t)T, progress, work, take);
+    if (e.stopped) { return e; }
     e.seconds = wall_seconds() - begin;
     for (uint64_t n : count) { e.tokens += n; }
     for (int t = 0; t < T; t++) { e.curve.push_back(count[t] > 0 ? sum[t] / (double)count[t] : NAN); }
@@ -209,11 +245,6 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
     fflush(stdout);
 }
 
-inline void print_live_tiles(double share, bool exact) {
-    printf("%17s last layer: %.1f%% of the tiles live; the rest %s\n", "", 100 * share,
-           exact ? "have weights of 0" : "weigh less than 2^-24 of a row");
-}
-
 // Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and where each
 // head looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses,
 // or ""
@@ -254,7 +285,11 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
         printf("%8d %8d %10llu %12llu %10.4f %10.4f%s\n", e.T, e.stride, (unsigned long long)e.windows,
                (unsigned long long)e.tokens, e.loss, std::exp(e.loss), more.c_str());
-        if (live < 1.0) { print_live_tiles(live, position.tile_skip == TileSkip::Exact); }
+        if (live < 1.0) {
+            const bool exact = position.tile_skip == TileSkip::Exact;
+            printf("%17s last layer: %.1f%% of the tiles live; the rest %s\n", "", 100 * live,
+                   exact ? "have weights of 0" : "weigh less than 2^-24 of a row");
+        }
         fflush(stdout);
         log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));

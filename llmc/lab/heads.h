@@ -158,84 +158,69 @@ struct HeadStatistics {
     double live_tiles() const { return live / (double)tiles; }
 };
 
-// The statistics of all heads of a model at one length, with memory for batches of B windows of T tokens. Only a CPU
-// build computes them (run/plan.h refuses --heads elsewhere), for any model's checkpoint.
+// The statistics of all heads of a model at one length. Only a CPU build computes them (run/plan.h refuses --heads
+// elsewhere), for any model's checkpoint.
 template <bool Causal> struct HeadWatch {
     int NH, T;
     std::vector<HeadStatistics> heads;          // (L,NH)
-    double* sums;                               // see head_sums_kernel, for one layer and batch
-    float* live;
-    int* lengths;                               // (B)
+    std::vector<double> sums;                   // see head_sums_kernel, for one layer and B windows of T tokens
+    std::vector<float> live;
 
-    HeadWatch(int L, int NH, int B, int T) : NH(NH), T(T), heads((size_t)L * NH) {
-        const size_t BNH = (size_t)B * NH;
-        sums = (double*)device_malloc(sizeof(double) * BNH * (DISTANCE_SUMS + T));
-        live = (float*)device_malloc(sizeof(float) * BNH * ceil_div(T, LIVE_TILE));
-        lengths = (int*)device_malloc(sizeof(int) * B);
+    HeadWatch(int L, int NH, int B, int T)
+        : NH(NH), T(T), heads((size_t)L * NH), sums((size_t)B * NH * (DISTANCE_SUMS + T)),
+          live((size_t)B * NH * ceil_div(T, LIVE_TILE)) {
         for (HeadStatistics& head : heads) {
             head.sinks.assign(HEAD_SINKS, 0.0);
             head.by_distance.assign((size_t)T, 0.0);
         }
     }
-    HeadWatch(const HeadWatch&) = delete;
-    ~HeadWatch() {
-        device_free(sums);
-        device_free(live);
-        device_free(lengths);
-    }
 
-    // Adds the results of layer l for B windows of T tokens, where only the first host_lengths[b] count: qkv (B,T,OC)
-    // after the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
-    void add(int l, const PositionView& layer, [[maybe_unused]] const floatX* qkv, [[maybe_unused]] const float* lse,
-             int B, const int* host_lengths, Stream stream) {
-        copy_to_device(lengths, host_lengths, sizeof(int) * B, stream);
+    // Adds the results of layer l for B windows of T tokens, where only the first lengths[b] count: qkv (B,T,OC) after
+    // the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
+    void add([[maybe_unused]] int l, const PositionView& layer, [[maybe_unused]] const floatX* qkv,
+             [[maybe_unused]] const float* lse, int B, [[maybe_unused]] const int* lengths,
+             [[maybe_unused]] Stream stream) {
         with_position(layer, [&](auto position) {
-            [[maybe_unused]] const auto bias = position.bias();
-            using Bias = std::decay_t<decltype(bias)>;
-            AttentionDims dims = attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.stride));
-            dims.kv_len = lengths;
-            const float least = 0x1p-24f / (float)T;
-            const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
             if constexpr (!ON_GPU) {
-                launch(head_sums_kernel<Causal, Bias>, grid, sums, live, qkv, lse, bias, dims, least);
-            }
-            if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
-                FlashBiasArgs args = {};
-                bias.fill(args);
-                add_ranges(l, args, B, host_lengths, stream);
+                const auto bias = position.bias();
+                using Bias = std::decay_t<decltype(bias)>;
+                AttentionDims dims =
+                    attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.stride));
+                dims.kv_len = lengths;
+                const float least = 0x1p-24f / (float)T;
+                const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
+                launch(head_sums_kernel<Causal, Bias>, grid, sums.data(), live.data(), qkv, lse, bias, dims, least);
+                if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
+                    FlashBiasArgs args = {};
+                    bias.fill(args);
+                    add_ranges(l, args, B, lengths);
+                }
             }
         });
-        const size_t width = DISTANCE_SUMS + (size_t)T;
-        std::vector<double> host(width);
         for (int bh = 0; bh < B * NH; bh++) {
-            copy_to_host(host.data(), sums + (size_t)bh * width, sizeof(double) * width, stream);
+            const double* of_head = sums.data() + (size_t)bh * (DISTANCE_SUMS + (size_t)T);
             HeadStatistics& head = heads[(size_t)(l * NH + bh % NH)];
-            const uint64_t n = (uint64_t)host_lengths[bh / NH], tiles = ceil_div(n, (uint64_t)LIVE_TILE);
+            const uint64_t n = (uint64_t)lengths[bh / NH], tiles = ceil_div(n, (uint64_t)LIVE_TILE);
             head.queries += n;
             head.tiles += Causal ? tiles * (tiles + 1) / 2 : tiles * tiles;
-            head.entropy += host[ENTROPY_SUM];
-            head.live += host[LIVE_SUM];
-            for (size_t j = 0; j < HEAD_SINKS; j++) { head.sinks[j] += host[SINK_SUMS + j]; }
-            for (size_t d = 0; d < (size_t)T; d++) { head.by_distance[d] += host[DISTANCE_SUMS + d]; }
+            head.entropy += of_head[ENTROPY_SUM];
+            head.live += of_head[LIVE_SUM];
+            for (size_t j = 0; j < HEAD_SINKS; j++) { head.sinks[j] += of_head[SINK_SUMS + j]; }
+            for (size_t d = 0; d < (size_t)T; d++) { head.by_distance[d] += of_head[DISTANCE_SUMS + d]; }
         }
     }
 
 private:
     // b, g and S of CABLE's encodings
-    void add_ranges(int l, const FlashBiasArgs& args, int B, const int* host_lengths, Stream stream) {
+    void add_ranges(int l, const FlashBiasArgs& args, int B, const int* lengths) {
         const size_t chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
-        std::vector<float> offset((size_t)T), g((size_t)T);
-        std::vector<double> origin(chunks);
         for (size_t bh = 0; bh < (size_t)B * NH; bh++) {
-            copy_to_host(offset.data(), args.S_offset + bh * T, sizeof(float) * T, stream);
-            copy_to_host(g.data(), args.g + bh * T, sizeof(float) * T, stream);
-            copy_to_host(origin.data(), args.S_origin + bh * chunks, sizeof(double) * chunks, stream);
             HeadStatistics& head = heads[(size_t)l * NH + bh % NH];
             double before = 0;
-            for (size_t t = 0; t < (size_t)host_lengths[bh / NH]; t++) {
-                const double S = origin[t / CABLE_CHUNK] + offset[t];
+            for (size_t t = 0; t < (size_t)lengths[bh / NH]; t++) {
+                const double S = args.S_origin[bh * chunks + t / CABLE_CHUNK] + args.S_offset[bh * T + t];
                 head.b.add(S - before);
-                head.g.add(g[t]);
+                head.g.add(args.g[bh * T + t]);
                 before = S;
             }
             head.S.add(before);

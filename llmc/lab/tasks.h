@@ -1,14 +1,47 @@
-// lab/tasks.h -- tasks with one right answer (copy, sort, addition, ...): the share of a file's examples whose whole
-// answer is right.
-//
-// The files are those of data/tasks.py: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
-// answer is right if each of its tokens has the greatest logit, without a tie, given the right tokens before it. This
-// is so exactly if greedy decoding writes this answer, because the two agree up to the first wrong token. So one
-// forward pass measures the same as a generation.
+// lab/tasks.h -- texts with a right answer: tasks of which the whole answer counts (--tasks), and multiple choice by
+// likelihood (--hellaswag). One forward pass over a text scores each token of its answer given the right ones before.
 #pragma once
 
-#include "../engine/ranks/exchange.cuh"
 #include "evaluate.h"
+
+// Of one row: sums over the tokens of its answer
+struct AnswerScore {
+    double loss;                                // in nats
+    float tokens, hits;                         // hits: tokens that have the greatest logit, without a tie
+};
+
+// Scores the rows of all batches. read(row, T, tokens, targets) fills a row (T): the tokens, and the targets that are
+// its answer; take(row, score) is called in the order of the rows. Returns false if a signal has stopped it.
+template <class Model, class Acts, class Read, class Take>
+bool score_answers(Model& model, Acts& acts, const std::vector<RowBatch>& batches, const char* label, Read read,
+                   Take take) {
+    const auto work = [&](const RowBatch& b, AnswerScore* scores) {
+        const size_t T = b.T;
+        std::vector<int> tokens(b.n * T, 0), targets(b.n * T, IGNORE_INDEX);
+        std::vector<float> losses(b.n * T), hits(b.n * T);
+        for (size_t r = 0; r < b.n; r++) { read(b.first + r, T, &tokens[r * T], &targets[r * T]); }
+        forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)b.n, (int)T, losses.data(),
+                       hits.data());
+        for (size_t r = 0; r < b.n; r++) {
+            AnswerScore& score = scores[r] = {0.0, 0.0f, 0.0f};
+            for (size_t at = r * T; at < (r + 1) * T; at++) {
+                if (targets[at] == IGNORE_INDEX) { continue; }
+                score.loss += losses[at];
+                score.tokens++;
+                score.hits += hits[at];
+            }
+        }
+    };
+    Progress progress(label);
+    return share_batches<AnswerScore>(batches, 1, progress, work, take);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --tasks: the share of a file's examples whose whole answer is right (copy, sort, addition, ...)
+//
+// The files are those of data/tasks.py: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
+// answer is right if each of its tokens is a hit. This is so exactly if greedy decoding writes this answer, because the
+// two agree up to the first wrong token.
 
 struct TaskScore {
     uint64_t examples = 0, exact = 0;
@@ -30,57 +63,28 @@ inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
     return tasks;
 }
 
-// One example's tokens, and the model's result
-struct TaskResult { double loss; float tokens, hits; };
+// "copy_20.bin"
+inline std::string task_name(const TokenFiles& files) { return files.pattern.substr(files.pattern.rfind('/') + 1); }
 
-// results (n): for the examples from `first` on, those of a row each
-template <class Model, class Acts>
-void answer_examples(Model& model, Acts& acts, const TokenFiles& files, size_t first, size_t n, TaskResult* results) {
-    const size_t T = (size_t)acts.T;
-    std::vector<int> tokens(n * T), targets(n * T);
-    std::vector<float> losses(n * T), hits(n * T);
-    for (size_t b = 0; b < n; b++) { files.window(first + b, (int)T, &tokens[b * T], &targets[b * T]); }
-    forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)n, (int)T, losses.data(), hits.data());
-    for (size_t b = 0; b < n; b++) {
-        TaskResult r = {0.0, 0.0f, 0.0f};
-        for (size_t at = b * T; at < (b + 1) * T; at++) {
-            if (targets[at] == IGNORE_INDEX) { continue; }
-            r.loss += losses[at];
-            r.tokens++;
-            r.hits += hits[at];
-        }
-        results[b] = r;
-    }
-}
-
-// A collective: the ranks share the batches, which do not depend on the number of ranks.
 template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& acts, const TokenFiles& files) {
     TaskScore score;
-    const uint64_t examples = score.examples = files.windows(files.row - 1);
-    const size_t B = (size_t)acts.B, batches = (size_t)ceil_div(examples, (uint64_t)B);
-    const auto in_batch = [&](size_t i) { return (size_t)std::min((uint64_t)B, examples - i * B); };
-    Progress progress("answers");
-    const auto work = [&](size_t i, TaskResult* out) { answer_examples(model, acts, files, i * B, in_batch(i), out); };
-    const auto take = [&](size_t i, const TaskResult* results) {
-        for (size_t b = 0; b < in_batch(i); b++) {
-            const TaskResult& r = results[b];
-            check(r.tokens > 0, "--tasks %s: example %zu has no answer", files.pattern.c_str(), i * B + b);
-            score.exact += r.hits == r.tokens;
-            score.tokens += (uint64_t)r.tokens;
-            score.hits += (uint64_t)r.hits;
-            score.loss += r.loss;
-        }
-        progress.update(i * B + in_batch(i), examples);
-    };
-    score.stopped = !share_pieces<TaskResult>(batches, B, "tasks", work, take);
+    score.examples = files.windows(files.row - 1);
+    const auto batches = row_batches(score.examples, acts, [&](size_t) { return acts.T; });
+    const auto read = [&](size_t i, size_t T, int* tokens, int* targets) { files.window(i, (int)T, tokens, targets); };
+    score.stopped = !score_answers(model, acts, batches, "tasks", read, [&](size_t i, const AnswerScore* s) {
+        check(s->tokens > 0, "--tasks %s: example %zu has no answer", files.pattern.c_str(), i);
+        score.exact += s->hits == s->tokens;
+        score.tokens += (uint64_t)s->tokens;
+        score.hits += (uint64_t)s->hits;
+        score.loss += s->loss;
+    });
     score.loss /= (double)score.tokens;
     check_finite("--tasks " + files.pattern, &score.loss, !score.stopped);
     return score;
 }
 
 inline Json task_json(const TaskScore& s, const TokenFiles& files, const PositionConfig& position, int64_t step) {
-    const std::string name = files.pattern.substr(files.pattern.rfind('/') + 1);
-    const Json j = {{"kind", "task"}, {"step", step}, {"file", name}, {"length", files.shards[0].length},
+    const Json j = {{"kind", "task"}, {"step", step}, {"file", task_name(files)}, {"length", files.shards[0].length},
                     {"pos", position.name}, {"T", files.row - 1}, {"T_train", position.T_train},
                     {"examples", s.examples}, {"exact", s.exact}, {"exact_share", s.exact_share()},
                     {"tokens", s.tokens}, {"accuracy", (double)s.hits / (double)s.tokens}, {"loss", s.loss}};
@@ -95,7 +99,7 @@ void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t 
            "task", "length", "T", "examples", "exact", "tokens", "loss");
     for (const TokenFiles& files : tasks) {
         const int T = files.row - 1, length = files.shards[0].length;
-        const std::string name = files.pattern.substr(files.pattern.rfind('/') + 1);
+        const std::string name = task_name(files);
         if (!reaches(position, T, strprintf("%-24s %7d %7d   ", name.c_str(), length, T))) { continue; }
         auto acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / T), T, Purpose::Evaluate, 0);
         activations_allocate(acts);
@@ -107,4 +111,144 @@ void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t 
         fflush(stdout);
         log.record(task_json(s, files, position, step));
     }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --hellaswag (Zellers et al. 2019): which of four endings does the model expect?
+//
+//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the lowest wins: "acc_norm"
+// The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
+//   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
+
+constexpr int HELLASWAG_MAGIC = 20240522, HELLASWAG_ENDINGS = 4;
+
+struct HellaSwag {
+    struct Example {
+        int label = 0;
+        std::vector<int> context, ending[HELLASWAG_ENDINGS];
+    };
+    std::string path;
+    std::vector<Example> examples;
+};
+
+// Every field is checked; a damaged file is an Error that names the example.
+inline HellaSwag load_hellaswag(const std::string& path, int V) {
+    const Doing reading("reading HellaSwag");
+    HellaSwag set;
+    set.path = path;
+    const std::string bytes = read_file(path, 1u << 30);
+    const char* name = path.c_str();
+    int32_t header[4];
+    check(bytes.size() >= 1024, "--hellaswag %s: expected a header of 1024 bytes, got a file of %zu", name,
+          bytes.size());
+    memcpy(header, bytes.data(), sizeof(header));
+    check(header[0] == HELLASWAG_MAGIC && header[1] == 1,
+          "--hellaswag %s: expected magic and version %d, 1 (llm.c's multiple-choice file, as data/hellaswag.py "
+          "writes it), got %d, %d", name, HELLASWAG_MAGIC, header[0], header[1]);
+    check(header[2] >= 1 && bytes.size() > 1024 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes",
+          name, header[2], bytes.size());
+    std::vector<uint16_t> data((bytes.size() - 1024) / 2);
+    memcpy(data.data(), bytes.data() + 1024, 2 * data.size());
+    size_t at = 0;
+    for (int e = 0; e < header[2]; e++) {
+        check(data.size() - at >= 6, "--hellaswag %s: the file ends inside example %d of %d (is it truncated?)", name,
+              e, header[2]);
+        const size_t words = data[at + 1] / 2, end = at + words;
+        const bool good = data[at] == 65535 && data[at + 1] % 2 == 0 && words >= 6 && end <= data.size() &&
+                          data[at + 2] == (e & 0xffff) && data[at + 3] < HELLASWAG_ENDINGS &&
+                          data[at + 4] == HELLASWAG_ENDINGS;
+        check(good, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
+        HellaSwag::Example x;
+        x.label = data[at + 3];
+        at += 5;
+        for (int k = -1; k < HELLASWAG_ENDINGS; k++) {
+            check(at < end && data[at] >= 1 && at + data[at] < end,
+                  "--hellaswag %s: example %d of %d: a text without tokens, or beyond its end", name, e, header[2]);
+            std::vector<int>& text = k < 0 ? x.context : x.ending[k];
+            text.assign(data.begin() + (long)at + 1, data.begin() + (long)(at + 1 + data[at]));
+            for (int id : text) {
+                check(id < V, "--hellaswag %s: example %d: expected ids below %d, the model's vocabulary, got %d", name,
+                      e, V, id);
+            }
+            at += 1 + text.size();
+        }
+        check(at == end, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
+        set.examples.push_back(x);
+    }
+    check(at == data.size(), "--hellaswag %s: %zu bytes after the last example", name, 2 * (data.size() - at));
+    return set;
+}
+
+struct HellaSwagScore {
+    int correct = 0, examples = 0;
+    int cut = 0;                                // examples whose context was cut at its beginning, to fit into T
+    std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
+    bool stopped = false;                       // by a signal, before the end
+    double accuracy() const { return (double)correct / examples; }
+};
+
+// One ending after its context, which is cut to leave room for it: tokens[context ..] are the targets.
+struct HellaSwagRow {
+    std::vector<int> tokens;
+    int context;
+};
+
+// Four rows an example, of at most T + 1 tokens each: the last one is only a target. Counts the contexts that are cut.
+inline std::vector<HellaSwagRow> hellaswag_rows(const HellaSwag& set, int T, int& cut) {
+    std::vector<HellaSwagRow> rows;
+    cut = 0;
+    for (const auto& x : set.examples) {
+        bool shortened = false;
+        for (const std::vector<int>& ending : x.ending) {
+            const int room = T + 1 - (int)ending.size();
+            check(room >= 1, "--hellaswag %s: an ending of %zu tokens does not fit into --T %d", set.path.c_str(),
+                  ending.size(), T);
+            const int context = std::min(room, (int)x.context.size());
+            shortened = shortened || context < (int)x.context.size();
+            HellaSwagRow row{{x.context.end() - context, x.context.end()}, context};
+            row.tokens.insert(row.tokens.end(), ending.begin(), ending.end());
+            rows.push_back(row);
+        }
+        cut += shortened;
+    }
+    return rows;
+}
+
+template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& model, Acts& acts, const HellaSwag& set) {
+    HellaSwagScore score;
+    score.examples = (int)set.examples.size();
+    const std::vector<HellaSwagRow> rows = hellaswag_rows(set, acts.T, score.cut);
+    const auto batches = row_batches(rows.size(), acts, [&](size_t i) { return rows[i].tokens.size() - 1; });
+    const auto read = [&](size_t i, size_t, int* tokens, int* targets) {
+        const HellaSwagRow& row = rows[i];
+        std::copy(row.tokens.begin(), row.tokens.end() - 1, tokens);
+        std::copy(row.tokens.begin() + row.context, row.tokens.end(), targets + row.context - 1);
+    };
+    score.stopped = !score_answers(model, acts, batches, "HellaSwag", read, [&](size_t, const AnswerScore* s) {
+        score.nll.push_back((float)(s->loss / (double)s->tokens));
+    });
+    check_finite("HellaSwag", score.nll.data(), score.nll.size());
+    for (int e = 0; e < score.examples && !score.stopped; e++) {
+        const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
+        const float right = nll[set.examples[(size_t)e].label];             // a tie is not an answer
+        score.correct += std::count_if(nll, nll + HELLASWAG_ENDINGS, [&](float x) { return !(x > right); }) == 1;
+    }
+    return score;
+}
+
+// each_example: log.jsonl also gets the score of every ending
+template <class Model, class Acts, class Log>
+void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, bool each_example, Log& log) {
+    const HellaSwagScore s = evaluate_hellaswag(model, acts, set);
+    if (s.stopped) { return; }
+    for (int e = 0; e < s.examples && each_example; e++) {
+        const float* nll = s.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
+        log.record({{"kind", "hellaswag_example"}, {"step", step}, {"example", e},
+                    {"label", set.examples[(size_t)e].label},
+                    {"nll", std::vector<float>(nll, nll + HELLASWAG_ENDINGS)}});
+    }
+    printf("HellaSwag: %d/%d = %f%s\n", s.correct, s.examples, s.accuracy(),
+           s.cut > 0 ? strprintf("   (%d contexts cut to %d tokens)", s.cut, acts.T).c_str() : "");
+    fflush(stdout);
+    log.hellaswag(step, s.accuracy());
 }

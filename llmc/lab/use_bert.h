@@ -2,7 +2,6 @@
 // that they name, and the work. Templates over the trainer's model, as in evaluate.h and predict.h.
 #pragma once
 
-#include "embed.h"
 #include "encode.h"
 #include "predict.h"
 #include "validate.h"

@@ -14,7 +14,7 @@
 
 #include "llmc/engine/text/documents.h"
 #include "llmc/lab/generate.h"
-#include "llmc/lab/hellaswag.h"
+#include "llmc/lab/tasks.h"
 #include "llmc/engine/run/plan.h"
 
 namespace {
