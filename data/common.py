@@ -207,8 +207,8 @@ def read_manifest(path):
     """the content of a manifest, which its checksum protects"""
     data = console.read_object(path)
     if data.get("format") not in (2, FORMAT) or data.pop("checksum", "") != checksum_of(data):
-        raise BadInput(f"{path}: not a manifest of format 2 or {FORMAT}, or damaged or edited; remove it and its shards "
-                       "to start over")
+        raise BadInput(f"{path}: not a manifest of format 2 or {FORMAT}, or damaged or edited; remove it and its "
+                       "shards to start over")
     return data
 
 
