@@ -1,12 +1,11 @@
 // cable.cuh -- context-aware biases for length extrapolation (CABLE, Veisi et al. 2025).
 //
-//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t) (v1: softplus; signed: tanh)     S_t = sum_{k<=t} b_k
-//   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)
-//   cable:  B_ij = -g_i |S_i - S_j|          kcable:  B_ij = -g_i log(1 + (S_i - S_j)^2)
-//   kcable:weight=inside:  B_ij = -log(1 + r^2), r = g_i |S_i - S_j|
+//   z_t = x_t . w_c + c_c     b_t = ReLU(z_t)                S_t = sum_{k<=t} b_k
+//   u_t = x_t . w_s + c_s     g_t = softplus(u_t) (nw: 1)    B_ij = -g_i |S_i - S_j|
 //   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
 //   backward: the bias functor sums dg and dS over each tile, and then
-//     db_t = sum_{k>=t} dS_k     dz = db [z > 0] (v1: db sigmoid(z); signed: db (1 - b^2))     du = dg sigmoid(u)
+//     db_t = sum_{k>=t} dS_k     dz = db [z > 0]     du = dg sigmoid(u)
+//   The variants have another b (v1: softplus; signed: tanh), or are a logarithm of the distance (kcable, at the end).
 //
 // S is summed in float64 and kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T =
 // 131,072 a plain float32 sum is off by 0.1 to 27. Differences across chunks are float(origin_a - origin_b) + offsets.
@@ -17,10 +16,18 @@
 
 constexpr int CABLE_CHUNK = 128;
 
-enum class CableStep { Relu, Softplus, Tanh };              // what b is of z; only with Tanh may S fall
-
-// within 1.2e-7
-__host__ __device__ inline float cable_tanh(float x) { return 2.0f * sigmoid(2.0f * x) - 1.0f; }
+// What b is of z, and db/dz
+enum class CableStep { Relu, Softplus, Tanh };
+__host__ __device__ inline float cable_b(CableStep step, float z) {
+    if (step == CableStep::Softplus) { return softplus(z); }
+    if (step == CableStep::Tanh) { return 2.0f * sigmoid(2.0f * z) - 1.0f; }        // within 1.2e-7
+    return z > 0.0f ? z : 0.0f;
+}
+__host__ __device__ inline float cable_slope(CableStep step, float z) {
+    if (step == CableStep::Softplus) { return sigmoid(z); }
+    const float b = cable_b(step, z);
+    return step == CableStep::Tanh ? 1.0f - b * b : (float)(z > 0.0f);
+}
 
 // x[t] = f(x[t]), by all threads of a block
 template <class F> __device__ inline void each(float* x, int begin, int end, F f) {
@@ -33,13 +40,10 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
                                      Start first, int stride, int NH, int C, int OC, CableStep step, bool weighted) {
     const int t0 = first.position();
     const size_t bh = blockIdx.x;
-    const size_t b = bh / NH;
-    const size_t h = bh % NH;
-    const int chunks = ceil_div(stride, CABLE_CHUNK);       // of the whole capacity, as S_origin is laid out
     S_offset += bh * stride;                                // this head's rows
     g += bh * stride;
-    S_origin += bh * chunks;
-    const floatX* z = qkv + b * stride * OC + 3 * C + h;    // u is NH columns further
+    S_origin += bh * ceil_div(stride, CABLE_CHUNK);         // laid out for the whole capacity
+    const floatX* z = qkv + bh / NH * stride * OC + 3 * C + bh % NH;           // u is NH columns further
     // Every call sums a chunk from its first token, for the same bits: the chunk of token t0 - 1 once more, whose z and
     // u are kept with the keys.
     int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
@@ -50,20 +54,18 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
         const int end = imin(start + CABLE_CHUNK, t0 + T);
         if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
         // 1. b and g; z and u are gathered first, because strided loads do not vectorize
+        float* b = S_offset;                                // until S takes its place
         for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
-            S_offset[t] = (float)z[(size_t)t * OC];         // S_offset holds b for a moment
-            if (weighted) { g[t] = (float)z[(size_t)t * OC + NH]; }
+            b[t] = (float)z[(size_t)t * OC];
+            g[t] = weighted ? (float)z[(size_t)t * OC + NH] : 0.0f;
         }
-        if (step == CableStep::Softplus) { each(S_offset, start, end, [](float x) { return softplus(x); }); }
-        else if (step == CableStep::Tanh) { each(S_offset, start, end, [](float x) { return cable_tanh(x); }); }
-        else { each(S_offset, start, end, [](float x) { return x > 0.0f ? x : 0.0f; }); }
-        if (weighted) { each(g, start, end, [](float x) { return softplus(x); }); }
-        else { each(g, start, end, [](float) { return 1.0f; }); }
+        each(b, start, end, [step](float z) { return cable_b(step, z); });
+        each(g, start, end, [weighted](float u) { return weighted ? softplus(u) : 1.0f; });
         // 2. the running sum of b, a block's width at a time
         double offset = 0.0;
         for (int base = start; base < end; base += blockDim.x) {
             const int t = base + (int)threadIdx.x;
-            const double sum = offset + block_scan(t < end ? (double)S_offset[t] : 0.0);       // b_start + ... + b_t
+            const double sum = offset + block_scan(t < end ? (double)b[t] : 0.0);       // b_start + ... + b_t
             if (t < end) { S_offset[t] = (float)sum; }
             if (threadIdx.x == blockDim.x - 1) { last = sum; }
             __syncthreads();
@@ -73,152 +75,122 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     }
 }
 
-// One block per (batch, head): dS and dg become dz and du, in place and then in the extra columns of dqkv.
+// One block per (batch, head): dz and du, in the extra columns of dqkv, from dS, which is overwritten, and dg.
 __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C,
                                       int OC, CableStep step, bool weighted) {
     const size_t bh = blockIdx.x;
-    const size_t b = bh / NH;
-    const size_t h = bh % NH;
-    const size_t z0 = b * T * OC + 3 * C + h;               // the head's z of the sequence's first token
+    const size_t z0 = bh / NH * T * OC + 3 * C + bh % NH;   // the head's z of the sequence's first token
     const floatX* z = qkv + z0;
     floatX* dz = dqkv + z0;
     dS += bh * T;
     dg += bh * T;
     // 1. db_t = sum_{k>=t} dS_k, from the last token to the first. Pieces are aligned, so that padding changes no
     // grouping
+    float* db = dS;                                         // each takes the place of its dS
     double after = 0.0;                                     // sum of dS after the current tokens
     const int threads = (int)blockDim.x;
     for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
         const int t = base + threads - 1 - (int)threadIdx.x;
         const float dSt = t < T ? dS[t] : 0.0f;
-        const double db = after + block_scan((double)dSt);  // thread 0 has the last token: a scan is a suffix sum
-        if (t < T) { dS[t] = (float)db; }
+        const double sum = after + block_scan((double)dSt); // thread 0 has the last token: a scan is a suffix sum
+        if (t < T) { db[t] = (float)sum; }
         after += block_sum((double)dSt);
     }
     __syncthreads();
     // 2. dz = db db/dz
+    float* u = db;                                          // each takes the place of its db, gathered as above
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)z[(size_t)t * OC];
-        float slope = zt > 0.0f ? 1.0f : 0.0f;              // db/dz
-        if (step == CableStep::Softplus) { slope = sigmoid(zt); }
-        if (step == CableStep::Tanh) { slope = 1.0f - cable_tanh(zt) * cable_tanh(zt); }
-        dz[(size_t)t * OC] = (floatX)(dS[t] * slope);
-        if (weighted) { dS[t] = (float)z[(size_t)t * OC + NH]; }            // u, gathered as above
+        dz[(size_t)t * OC] = (floatX)(db[t] * cable_slope(step, zt));
+        if (weighted) { u[t] = (float)z[(size_t)t * OC + NH]; }
     }
     if (!weighted) { return; }
     // 3. du = dg sigmoid(u)
-    each(dS, 0, T, [](float x) { return sigmoid(x); });
-    for (int t = threadIdx.x; t < T; t += blockDim.x) { dz[(size_t)t * OC + NH] = (floatX)(dS[t] * dg[t]); }
+    each(u, 0, T, [](float x) { return sigmoid(x); });
+    for (int t = threadIdx.x; t < T; t += blockDim.x) { dz[(size_t)t * OC + NH] = (floatX)(u[t] * dg[t]); }
 }
 
-// LogKernel: kcable
-template <bool LogKernel> struct CableBias : BiasFunctor {
-    static constexpr FlashBias flash = LogKernel ? FlashBias::LogDistance : FlashBias::Distance;
+// ----------------------------------------------------------------------------------------------------------
+// the bias
+
+// -g_i |S_i - S_j|
+struct CableBias : BiasFunctor {
+    static constexpr FlashBias flash = FlashBias::Distance;
     const float *S_offset, *g;
     const double* S_origin;
     float *dS, *dg;             // (B,NH,T), null in the forward
     int stride, chunks;
-    bool causal;
-    bool inside = false;        // LogKernel: g is inside the logarithm
-    bool falls = false;         // S may
 
     void fill(FlashBiasArgs& args) const {
         args.S_offset = S_offset;
         args.S_origin = S_origin;
         args.g = g;
-        args.inside = inside;
         args.dS = dS;
         args.dg = dg;
     }
     struct Tile {
         float between;              // origin of the rows' chunk minus origin of the columns'
         const float *Si, *gi, *Sj;
-        bool inside;
         __device__ float difference(int r, int c) const { return between + Si[r] - Sj[c]; }         // S_i - S_j
-        __device__ float distance(int r, int c) const { return fabsf(difference(r, c)); }
-        __device__ float operator()(int r, int c) const {
-            const float D = distance(r, c);
-            if (!LogKernel) { return -gi[r] * D; }
-            const float a = argument(r, D);
-            return -(inside ? 1.0f : gi[r]) * fast_log1p(a * a);
-        }
-        // what is squared in the logarithm
-        __device__ float argument(int r, float D) const { return (inside ? gi[r] : 1.0f) * D; }
+        __device__ float operator()(int r, int c) const { return -gi[r] * fabsf(difference(r, c)); }
     };
     __device__ Tile tile(int bh, int i0, int j0) const {
         const double* origin = S_origin + (size_t)bh * chunks;
         const float* offset = S_offset + (size_t)bh * stride;
         const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
-        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0, inside};
+        return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0};
     }
-    // With D = S_i - S_j, k_ij = dB/d|D| / g_i and the sign of i - j, or of D if S may fall (1 where they are equal):
-    //   dg_i = sum_j dlogit dB/dg     dS_i += g_i sum_j dlogit k sign     dS_j -= sum_i g_i dlogit k sign
-    //   cable: k = -1, dB/dg = -|D|     kcable: k = -2 |D| / (1 + D^2), dB/dg = -log(1 + D^2)
-    //   weight=inside, with r = g_i |D|: k = -2r / (1 + r^2), dB/dg = k |D|
-    // For cable with a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded
-    // dlogit (docs/attention.md).
+    // What a logit's gradient adds to dg_i, and to dS_i over g_i. dS_j gets the latter with the opposite sign
+    struct Shares { float dg, dS; };
+    // dg_i = -sum_j dlogit |S_i - S_j|     dS_i += -g_i sum_j dlogit sign(i - j)     dS_j -= the same, summed over i
+    // With a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded dlogit
+    // (docs/attention.md).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
-        float* dSi = dS + (size_t)bh * stride;              // of this head, all positions
         const Tile t = tile(bh, i0, j0);
-        const bool one_sided = !LogKernel && !falls && (causal || i0 != j0);    // D has one sign where dlogit is not 0
-        const float sign = i0 >= j0 ? 1.0f : -1.0f;
-        // 1. one thread per query: dg_i, and its own share of dS_i. Leaves in dlogit what the keys need
+        sum_shares(bh, i0, ni, j0, nj, dlogit, ld, [&](int r, int c, float d) {
+            return Shares{-d * fabsf(t.difference(r, c)), c - r > i0 - j0 ? d : -d};
+        });
+    }
+    // shares(r, c, dlogit) of each pair of a tile
+    template <class F>
+    __device__ void sum_shares(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld, const F& shares) const {
+        const size_t head = (size_t)bh * stride;
+        // 1. one thread per query, whose shares of dS stay in dlogit for the keys
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
-            float dgi, sum;                                 // of dB/dg_i, and of dB/dS_i / g_i
-            if (one_sided) {
-                const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
-                    s[0] -= d[c];
-                    s[1] -= d[c] * t.distance(r, c);
-                });
-                dgi = of.x[1];
-                sum = sign * of.x[0];
-            } else {
-                const auto of = sums_over<2>(0, nj, 1, [&](float* s, int c) {
-                    const float D = t.distance(r, c), a = t.argument(r, D);
-                    const float dk = LogKernel ? d[c] * (-2.0f * a / (1.0f + a * a)) : -d[c];     // dlogit k
-                    const bool negative = falls ? t.difference(r, c) < 0.0f : j0 + c > i0 + r;
-                    const float signed_dk = negative ? -dk : dk;
-                    s[0] += LogKernel && !inside ? -d[c] * fast_log1p(a * a) : dk * D;
-                    s[1] += signed_dk;
-                    d[c] = signed_dk;
-                });
-                dgi = of.x[0];
-                sum = of.x[1];
-            }
-            dg[(size_t)bh * stride + i0 + r] += dgi;
-            dSi[i0 + r] += t.gi[r] * sum;
+            const auto sum = sums_over<2>(0, nj, 1, [&](float* s, int c) {
+                const Shares of = shares(r, c, d[c]);
+                s[0] += of.dg;
+                s[1] += of.dS;
+                d[c] = of.dS;
+            });
+            dg[head + i0 + r] += sum.x[0];
+            dS[head + i0 + r] += g[head + i0 + r] * sum.x[1];
         }
         __syncthreads();
-        // 2. a register of keys per thread, queries in order: dS_j gets the queries' shares with the opposite sign. The
-        // tile's sums go into the first row of dlogit; the columns after nj are not read
+        // 2. a register of keys per thread, queries in order. The tile's sums go into the first row of dlogit; the
+        // columns after nj are not read
         for (int c = threadIdx.x * LANES; c < nj; c += blockDim.x * LANES) {
             lanes sum = lanes{};
-            for (int r = 0; r < ni; r++) {
-                const float weight = one_sided ? sign * t.gi[r] : -t.gi[r];
-                sum += weight * load_lanes(dlogit + r * ld + c);
-            }
+            for (int r = 0; r < ni; r++) { sum += -g[head + i0 + r] * load_lanes(dlogit + r * ld + c); }
             store_lanes(dlogit + c, sum);
         }
         __syncthreads();
-        for (int c = threadIdx.x; c < nj; c += blockDim.x) { dSi[j0 + c] += dlogit[c]; }
+        for (int c = threadIdx.x; c < nj; c += blockDim.x) { dS[head + j0 + c] += dlogit[c]; }
         __syncthreads();
     }
 };
 
-// LogKernel: kcable.  Weighted: g = softplus(u), else 1
-template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding {
+// ----------------------------------------------------------------------------------------------------------
+// the encoding
+
+// Weighted: g = softplus(u), else 1
+template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     using Encoding::Encoding;
-    static constexpr bool falls = Step == CableStep::Tanh;
-    static constexpr bool keeps_form = !falls;
-    static constexpr bool has_weight = LogKernel && Weighted;                   // inside the logarithm or outside
     float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
     float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
 
-    static Hyperparameters defaults(int) {
-        return has_weight ? Hyperparameters{{"weight", 0, 1.0, "outside|inside"}} : Hyperparameters();
-    }
     template <class Tensors> void declare(Tensors& t) {
         t.columns("cable.c", t.NH);                                        // w_c, c_c
         if (Weighted) { t.columns("cable.s", t.NH); }                      // w_s, c_s
@@ -232,7 +204,7 @@ template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding
         t.cached(g, "g", Per::Layer, BNH, T);
         t.scratch(dS, "dS", BNH, T);
         t.scratch(dg, "dg", BNH, T);
-        if (!LogKernel && !falls) { declare_key_max(*this, t); }        // a logarithm is never steep enough
+        if (flash_skips(Bias::flash)) { declare_key_max(*this, t); }
     }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
@@ -240,7 +212,7 @@ template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding
                Weighted);
         update_key_max(*this, qkv, B, T, start, stream);
     }
-    void zero_bias_gradient(int B, int T, Stream stream) const {
+    void begin_backward(const floatX*, int B, int T, Stream stream) const {
         device_zero(dS, sizeof(float) * B * v.NH * T, stream);
         device_zero(dg, sizeof(float) * B * v.NH * T, stream);
     }
@@ -248,17 +220,78 @@ template <bool LogKernel, bool Weighted, CableStep Step> struct Cable : Encoding
         const Grid grid((size_t)B * v.NH, 256, 0, stream);
         launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, Step, Weighted);
     }
-    CableBias<LogKernel> bias() const {
-        const bool inside = has_weight && v.config->value("weight") == 1;
-        return {{}, S_offset, g, S_origin, dS, dg, v.stride, ceil_div(v.stride, CABLE_CHUNK), v.causal, inside, falls};
+    Bias bias() const {
+        Bias bias = {};
+        (CableBias&)bias = {{}, S_offset, g, S_origin, dS, dg, v.stride, ceil_div(v.stride, CABLE_CHUNK)};
+        return bias;
     }
 };
 
 // the rows of table.h
-using CableFull = Cable<false, true, CableStep::Relu>;
-using CableNW = Cable<false, false, CableStep::Relu>;
-using KCable = Cable<true, true, CableStep::Relu>;
-using KCableNW = Cable<true, false, CableStep::Relu>;
-using CableV1 = Cable<false, false, CableStep::Softplus>;
-using KCableV1 = Cable<true, false, CableStep::Softplus>;
-using CableSigned = Cable<false, true, CableStep::Tanh>;
+using CableFull = Cable<CableBias, true, CableStep::Relu>;
+using CableNW = Cable<CableBias, false, CableStep::Relu>;
+using CableV1 = Cable<CableBias, false, CableStep::Softplus>;
+
+// ----------------------------------------------------------------------------------------------------------
+// variants
+
+// S may fall, so the sign is that of S_i - S_j, 1 where they are equal
+struct CableSignedBias : CableBias {
+    static constexpr FlashBias flash = FlashBias::Unknown;
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
+        const Tile t = tile(bh, i0, j0);
+        sum_shares(bh, i0, ni, j0, nj, dlogit, ld, [&](int r, int c, float d) {
+            const float D = t.difference(r, c);
+            return Shares{-d * fabsf(D), D < 0.0f ? d : -d};
+        });
+    }
+};
+using CableSigned = Cable<CableSignedBias, true, CableStep::Tanh>;
+
+// -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + r^2), r = g_i |S_i - S_j|
+struct KCableBias : CableBias {
+    static constexpr FlashBias flash = FlashBias::LogDistance;
+    bool inside;
+
+    void fill(FlashBiasArgs& args) const {
+        CableBias::fill(args);
+        args.inside = inside;
+    }
+    struct Tile {
+        float between;              // as CableBias::Tile, not derived from it: ptxas would take more registers
+        const float *Si, *gi, *Sj;
+        bool inside;
+        __device__ float distance(int r, int c) const { return fabsf(between + Si[r] - Sj[c]); }
+        // what is squared in the logarithm
+        __device__ float argument(int r, float D) const { return (inside ? gi[r] : 1.0f) * D; }
+        __device__ float operator()(int r, int c) const {
+            const float a = argument(r, distance(r, c));
+            return -(inside ? 1.0f : gi[r]) * fast_log1p(a * a);
+        }
+    };
+    __device__ Tile tile(int bh, int i0, int j0) const {
+        const CableBias::Tile t = CableBias::tile(bh, i0, j0);
+        return {t.between, t.Si, t.gi, t.Sj, inside};
+    }
+    // dS_i over g_i = sum_j dlogit k sign(i - j)     k = -2 |D| / (1 + D^2), inside: -2r / (1 + r^2)     D = S_i - S_j
+    // dg_i = -sum_j dlogit log(1 + D^2), inside: sum_j dlogit k |D|
+    __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
+        const Tile t = tile(bh, i0, j0);
+        sum_shares(bh, i0, ni, j0, nj, dlogit, ld, [&](int r, int c, float d) {
+            const float D = t.distance(r, c), a = t.argument(r, D);
+            const float dk = d * (-2.0f * a / (1.0f + a * a));              // dlogit k
+            return Shares{inside ? dk * D : -d * fast_log1p(a * a), j0 + c > i0 + r ? -dk : dk};
+        });
+    }
+};
+struct KCable : Cable<KCableBias, true, CableStep::Relu> {
+    using Cable::Cable;
+    static Hyperparameters defaults(int) { return {{"weight", 0, 1.0, "outside|inside"}}; }
+    KCableBias bias() const {
+        KCableBias bias = Cable::bias();
+        bias.inside = v.config->value("weight") == 1;
+        return bias;
+    }
+};
+using KCableNW = Cable<KCableBias, false, CableStep::Relu>;
+using KCableV1 = Cable<KCableBias, false, CableStep::Softplus>;

@@ -47,7 +47,7 @@ inline std::vector<std::string> encodings_and_forms() {
 inline std::vector<bool> directions(const std::string& name) {
     std::vector<bool> found = {true, false};
     with_position_type(parse_position(name, 64).parts[0], [&](auto type) {
-        if (decltype(type)::type::causal_only) { found = {true}; }
+        if (BiasOf<typename decltype(type)::type>::counts_gates) { found = {true}; }
     });
     return found;
 }

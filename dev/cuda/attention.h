@@ -9,7 +9,7 @@
 
 #include "llmc/attention/choose.cuh"
 
-using Bias = CableBias<false>;                              // B_ij = -g_i |S_i - S_j|
+using Bias = CableBias;                                     // B_ij = -g_i |S_i - S_j|
 constexpr FlashBias KIND = Bias::flash;                     // its name among the tensor-core kernels
 
 // ----------------------------------------------------------------------------------------------------------

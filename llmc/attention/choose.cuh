@@ -15,7 +15,7 @@
 inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
     FlashBias kind = FlashBias::Unknown;
     with_position_type(encoding, [&](auto type) {
-        kind = flash_form<typename decltype(type)::type>;
+        kind = BiasOf<typename decltype(type)::type>::flash;
     });
     return kind;
 }
@@ -69,7 +69,7 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
         AttentionDims dims = attention_dims(v, T, t0, v.score_factor * position.score_factor(v.stride));
         if (choose_forward<Causal>(out, lse, scratch, qkv, position, dims, B, stream)) { return; }
         skip_tiles<Causal>(dims, scratch, qkv, position, B, stream);
-        if constexpr (Causal || !decltype(position)::causal_only) {
+        if constexpr (Causal || !BiasOf<decltype(position)>::counts_gates) {
             portable_attention_forward<Causal>(out, lse, qkv, position.bias(), dims, B, stream);
         }
     });
@@ -96,12 +96,11 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
         if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position, dims, B, stream)) { return; }
         float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
         skip_tiles<Causal>(dims, tiles, qkv, position, B, stream);
-        position.zero_bias_gradient(B, T, stream);          // the tensor-core kernels overwrite instead
-        position.begin_backward(qkv, B, T, stream);
-        if constexpr (Causal || !decltype(position)::causal_only) {
+        position.begin_backward(qkv, B, T, stream);         // the tensor-core kernels overwrite instead
+        if constexpr (Causal || !BiasOf<decltype(position)>::counts_gates) {
             portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position.bias(), dims, B, stream);
         }
-        position.end_backward(dqkv, qkv, B, T, stream);
+        if constexpr (BiasOf<decltype(position)>::counts_gates) { position.end_backward(dqkv, qkv, B, T, stream); }
     });
 }
 

@@ -75,7 +75,7 @@ bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const flo
         float* tiles = scratch + flash_backward_scratch(Kind, B, dims.T, dims.NH);      // finds what the forward found
         choose_tiles<Causal, Kind>(args, tiles, position.v, stream);
         // the derivatives that the kernels read, and zeros in the slots that they leave out
-        if (Kind == FlashBias::Fire) { position.zero_bias_gradient(B, dims.T, stream); }
+        if (Kind == FlashBias::Fire) { position.begin_backward(qkv, B, dims.T, stream); }
         return flash_backward<Causal, Kind>(args, scratch, stream);
     }
     return false;

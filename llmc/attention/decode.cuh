@@ -333,7 +333,7 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
         dims.mask = v.mask.within(v.stride);
         dims.factor = v.factor;
         choose_window(dims, position);
-        position.begin_decode(qkv, B, start, splits, dims.scale, stream);
+        if constexpr (bias.counts_gates) { position.begin_decode(qkv, B, start, splits, dims.scale, stream); }
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
         launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);
     });

@@ -313,8 +313,10 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
     PositionView &scale = all.views[0], &bias = all.views[(size_t)all.count - 1];
     if ((position_hooks(*bias.config) & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) {
         with_position(scale, [&](const auto& encoding) {
-            bias.factor = encoding.logit_factor();
-            bias.moment = scale.moment = encoding.logit_moment();
+            if constexpr (encoding.hooks == SCALES_Q) {
+                bias.factor = encoding.factors;
+                bias.moment = scale.moment = encoding.moments;
+            }
         });
     }
     return all;

@@ -190,7 +190,7 @@ template <bool Causal> struct HeadWatch {
                 const float least = 0x1p-24f / (float)T;
                 const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
                 launch(head_sums_kernel<Causal, Bias>, grid, sums.data(), live.data(), qkv, lse, bias, dims, least);
-                if constexpr (Bias::flash == FlashBias::Distance || Bias::flash == FlashBias::LogDistance) {
+                if constexpr (std::is_base_of_v<CableBias, Bias>) {
                     FlashBiasArgs args = {};
                     bias.fill(args);
                     add_ranges(l, args, B, lengths);

@@ -240,7 +240,6 @@ static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv,
 
 struct Cope : Encoding {
     using Encoding::Encoding;
-    static constexpr bool causal_only = true;
     Parameter e;                                            // (HS,npos)
     float *z = nullptr, *dz = nullptr;                      // (B*NH,T,npos)
     float* parts = nullptr;                                 // (B*NH,HS,npos)
@@ -279,6 +278,7 @@ struct Cope : Encoding {
         copy_on_device(rest, total, sizeof(double) * rows, stream);
         device_zero(dgate, sizeof(double) * rows, stream);
     }
+    // after the attention's backward, on the q and dq that it had
     void end_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         const int BNH = B * v.NH, n = npos();
         launch(cope_dq_kernel, Grid((size_t)B * T, 64, 0, stream), dqkv, dz, e.value, T, v.NH, v.HS, v.OC, n);
@@ -287,6 +287,7 @@ struct Cope : Encoding {
         const int count = v.HS * n;
         launch(cope_reduce_kernel, Grid::over((size_t)count, stream), e.grad, parts, BNH, count);
     }
+    // before the splits of keys of a token at `start` are read; scale: of q.k
     void begin_decode(const floatX* qkv, int B, Start start, int splits, float scale, Stream stream) const {
         const Grid grid((size_t)B * v.NH * splits, 128, sizeof(float) * v.HS, stream);
         launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.stride), v.stride, v.NH, v.HS,

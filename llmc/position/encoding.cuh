@@ -6,7 +6,7 @@
 //   prepare_forward  rotates q and k, scales q, or turns its columns of qkv   prepare_backward    (rope, ssmax, cable;
 //                    into what its bias needs                                           the tables of t5 and kerple)
 //   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
-// and, if need be, defaults, max_length and score_factor. The functor is the template argument of the attention
+// and, if need be, defaults, hooks and score_factor. The functor is the template argument of the attention
 // kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
 // share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step
 // by step.
@@ -81,7 +81,8 @@ struct FlashBiasArgs {
 // (forward) or c (backward): no branches, no libm.
 struct BiasFunctor {
     static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
-    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh
+    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh,
+                                                            // which then has end_backward and begin_decode
     void fill(FlashBiasArgs&) const {}
     // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
     // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.
@@ -99,7 +100,11 @@ struct NoBias : BiasFunctor {
 // ----------------------------------------------------------------------------------------------------------
 // the encoding: what does nothing unless it is overridden
 
+// What an encoding changes. Encodings of one layer must change different things.
+enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
+
 struct Encoding {
+    static constexpr int hooks = 0;                         // which of the three that are no bias it changes
     PositionView v;
     float* key_max = nullptr;                               // see key_max.cuh
 
@@ -107,32 +112,22 @@ struct Encoding {
 
     static Hyperparameters defaults(int /*T_train*/) { return {}; }
     template <class Tensors> void declare(Tensors&) {}
-    static int max_length(int /*T_train*/) { return INT_MAX; }              // longest sequence it can encode
 
     // x (B,T,C): embeddings of the tokens at t0 .. t0+T-1. t0 > 0 only while generating, with B = 1
     void embed_forward(floatX*, int /*B*/, int /*T*/, Start, Stream) const {}
     void embed_backward(floatX* /*dx*/, int /*B*/, int /*T*/, Stream) const {}
     // qkv (B,v.stride,OC): rows t0 .. t0+T-1 of every sequence are new
     void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, Start, Stream) const {}
+    // before the attention's backward, with its qkv: zeroes what the bias functor sums into
+    void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
     // dqkv holds the gradients of q, k, v; the bias functor's sums are complete. Overwrites dqkv's extra columns.
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
-    // before the attention's backward: zeroes what the bias functor sums into
-    void zero_bias_gradient(int /*B*/, int /*T*/, Stream) const {}
-    void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}       // around the portable
-    void end_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int, int, Stream) const {}   // attention's, on its q, k
-    void begin_decode(const floatX* /*qkv*/, int /*B*/, Start, int /*splits*/, float /*scale*/, Stream) const {}
     NoBias bias() const { return {}; }
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
-    static constexpr bool scales_queries = false;           // prepare_forward multiplies q by numbers and does no more
-    float* logit_factor() const { return nullptr; }         // these numbers; attention multiplies B by them
-    float* logit_moment() const { return nullptr; }         // as PositionView's moment
-    static constexpr bool causal_only = false;              // it has no meaning for a key after the query
-    static constexpr bool keeps_form = true;                // false: its B breaks what the form of its functor promises
 };
 
-// The form of an encoding's bias, for the tensor-core kernels and for skipping tiles
-template <class Type>
-constexpr FlashBias flash_form = Type::keeps_form ? decltype(std::declval<Type>().bias())::flash : FlashBias::Unknown;
+// The functor of an encoding
+template <class Type> using BiasOf = decltype(std::declval<Type>().bias());
 
 // The encoding, its pointers set
 template <class Type> Type bind_encoding(const PositionView& view) {

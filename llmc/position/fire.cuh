@@ -326,7 +326,7 @@ struct Fire : Encoding {
         const Grid heads((size_t)v.NH, 64, sizeof(int) * FIRE_UNITS, stream);
         launch(fire_pieces_kernel, heads, pieces, w1.value, b1.value, w2.value, b2.value);
     }
-    void zero_bias_gradient(int B, int, Stream stream) const {
+    void begin_backward(const floatX*, int B, int, Stream stream) const {
         const size_t count = (size_t)B * v.NH * FIRE_SLOTS * FIRE_PIECES * FIRE_SUMS;
         device_zero(sums, sizeof(double) * count, stream);
         launch(fire_breaks_kernel, Grid(1, 32, 0, stream), breaks, w1.value, b1.value);

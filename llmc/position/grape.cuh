@@ -122,7 +122,7 @@ template <bool Queries> struct GrapeOf : Encoding {
             device_zero(g, sizeof(float) * B * v.NH * v.stride, stream);
         }
     }
-    void zero_bias_gradient(int B, int T, Stream stream) const {
+    void begin_backward(const floatX*, int B, int T, Stream stream) const {
         device_zero(dg, sizeof(float) * B * v.NH * T, stream);
         device_zero(dw, sizeof(float) * B * v.NH * T, stream);
     }

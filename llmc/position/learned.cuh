@@ -34,14 +34,13 @@ static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, in
 
 struct Learned : Encoding {
     using Encoding::Encoding;
+    static constexpr int hooks = CHANGES_EMBEDDINGS;
     Parameter wpe;              // (T_train,C)
 
     template <class Tensors> void declare(Tensors& t) {
         const size_t positions = (size_t)t.run->T_train;
         t.param(wpe, "wpe", t.names.wpe, Per::Model, positions, (size_t)t.C(), {normal(0.02f), true});
     }
-    static int max_length(int T_train) { return T_train; }
-
     void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
         check(T <= v.run->T_train - start.t0, "--pos learned has %d positions, position %d is needed; use a "
               "shorter --T or another encoding", v.run->T_train, start.t0 + T - 1);
@@ -52,3 +51,8 @@ struct Learned : Encoding {
         launch(learned_backward_kernel, Grid((size_t)T, 128, 0, stream), wpe.grad, dx, B, T, v.C(), v.mask);
     }
 };
+
+// The longest sequence that the encodings can encode; INT_MAX if there is no limit
+inline int position_max_length(const PositionConfig& config) {
+    return config.has("learned") ? config.T_train : INT_MAX;
+}

@@ -144,6 +144,7 @@ static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* tur
 
 struct Rope : Encoding {
     using Encoding::Encoding;
+    static constexpr int hooks = TURNS_QK;
     float* table = nullptr;                                 // (T,R): cos, sin of t f_i, for the pair i
     float *S_offset = nullptr, *dS = nullptr;               // (B,NH,T), clock=cable, as is S_origin
     double* S_origin = nullptr;                             // (B,NH,ceil(T/128))

@@ -39,6 +39,7 @@ static __global__ void sinusoidal_backward_kernel(floatX* dx, size_t n, float sc
 
 struct Sinusoidal : Encoding {
     using Encoding::Encoding;
+    static constexpr int hooks = CHANGES_EMBEDDINGS;
 
     static Hyperparameters defaults(int) { return {{"scale", 0.1, 1.0}, {"embed", 0, 1.0, "plain|sqrt"}}; }
     float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C()) : 1.0f; }

@@ -116,10 +116,10 @@ static __global__ void ssmax_gradient_kernel(float* ds, const float* dots, const
 
 struct SSMax : Encoding {
     using Encoding::Encoding;
-    static constexpr bool scales_queries = true;
+    static constexpr int hooks = SCALES_Q;
     Parameter s;                                            // (NH)
     float* dots = nullptr;                                  // (NH,B T): dq'.q' of each query
-    float *factors = nullptr, *moments = nullptr;           // (B,NH,T): f, and what attention leaves
+    float *factors = nullptr, *moments = nullptr;           // (B,NH,T): PositionView's factor and moment beside a bias
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
@@ -140,8 +140,6 @@ struct SSMax : Encoding {
         t.cached(factors, "ssmax_factor", Per::Layer, (size_t)t.B * t.NH, (size_t)t.stride);
         t.scratch(moments, "ssmax_moment", (size_t)t.B * t.NH, (size_t)t.stride);
     }
-    float* logit_factor() const { return factors; }
-    float* logit_moment() const { return moments; }
     SSMaxKeys keys() const { return {v.mask, v.kv_len, v.stride, v.causal}; }
     void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
         with_pack((size_t)v.HS, [&](auto P) {

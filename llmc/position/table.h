@@ -123,8 +123,8 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
         t.parts.push_back({layers_of_part(config, (int)t.parts.size(), t.L), t.params.size(), t.acts.size()});
         with_position_type(c, [&](auto type) {
             using Type = typename decltype(type)::type;
-            check(t.causal || !Type::causal_only, "--pos %s: expected a causal model, as train_gpt2 has: positions are "
-                  "counted from a query backwards, and keys after it have none", c.name.c_str());
+            check(t.causal || !BiasOf<Type>::counts_gates, "--pos %s: expected a causal model, as train_gpt2 has: "
+                  "positions are counted from a query backwards, and keys after it have none", c.name.c_str());
             Type(PositionView()).declare(t);
         });
     }
@@ -136,17 +136,6 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
     const auto earlier_layer = [](const FileTensor& a, const FileTensor& b) { return a.layer < b.layer; };
     std::stable_sort(t.files.begin(), t.files.end(), earlier_layer);
     return t;
-}
-
-// The longest sequence the encodings can encode; INT_MAX if there is no limit
-inline int position_max_length(const PositionConfig& config) {
-    int length = INT_MAX;
-    for (const EncodingConfig& c : config.parts) {
-        with_position_type(c, [&](auto type) {
-            length = std::min(length, decltype(type)::type::max_length(config.T_train));
-        });
-    }
-    return length;
 }
 
 // A value of h as --pos spells it: the number, or the word of that choice
@@ -218,20 +207,13 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train, Absen
 // ----------------------------------------------------------------------------------------------------------
 // several encodings: in one layer, "rope+cable", or in layers that take turns, "rope,rope,rope,none"
 
-// What an encoding changes. Encodings of one layer must change different things.
-enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
+// What an encoding changes
 inline int position_hooks(const EncodingConfig& config) {
     int hooks = 0;
     with_position_type(config, [&](auto type) {
         using Type = typename decltype(type)::type;
-        using Bias = decltype(std::declval<Type>().bias());
-        const bool embeds = !std::is_same_v<decltype(&Type::embed_forward), decltype(&Encoding::embed_forward)>;
-        const bool prepares = !std::is_same_v<decltype(&Type::prepare_forward), decltype(&Encoding::prepare_forward)>;
-        hooks |= embeds ? CHANGES_EMBEDDINGS : 0;
-        hooks |= Bias::counts_gates ? COUNTS_GATES : 0;
-        if (Bias::flash != FlashBias::None) { hooks |= ADDS_BIAS; }
-        else if (Type::scales_queries) { hooks |= SCALES_Q; }
-        else if (prepares) { hooks |= TURNS_QK; }
+        hooks = Type::hooks | (BiasOf<Type>::flash != FlashBias::None ? ADDS_BIAS : 0) |
+                (BiasOf<Type>::counts_gates ? COUNTS_GATES : 0);
     });
     return hooks;
 }

@@ -101,7 +101,7 @@ struct Toeplitz : Encoding {
         launch(toeplitz_gradient_kernel<Term>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, term, B, v.stride,
                v.NH, columns());
     }
-    void zero_bias_gradient(int B, int, Stream stream) const {
+    void begin_backward(const floatX*, int B, int, Stream stream) const {
         device_zero(dtable, sizeof(float) * B * v.NH * columns(), stream);
     }
     ToeplitzBias bias() const { return {{}, table, dtable, v.NH, columns(), v.stride}; }

@@ -363,7 +363,7 @@ void check_backward(Fixture& f) {
     }
     Array<float> device_da(da), device_dqkv(dqkv);
     with_position(f.view(), [&](auto e) {
-        e.zero_bias_gradient(f.B, f.T, Stream(0));
+        e.begin_backward(f.qkv->p, f.B, f.T, Stream(0));
         const auto bias = e.bias();
         const Grid grid((size_t)f.B * f.NH, 64, sizeof(float) * TILE * TILE, Stream(0));
         launch(walk_kernel<std::decay_t<decltype(bias)>>, grid, bias, device_da.p, f.T, f.tables.causal);
@@ -510,7 +510,7 @@ TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
     Array<float> device_da(da);
     f.grads->set(std::vector<float>(f.params.total + 1));
     const Fire fire = bind_encoding<Fire>(f.view());
-    fire.zero_bias_gradient(1, T, Stream(0));
+    fire.begin_backward(nullptr, 1, T, Stream(0));
     launch(walk_kernel<FireBias>, Grid(1, 64, sizeof(float) * TILE * TILE, Stream(0)), fire.bias(), device_da.p, T,
            false);
     fire.prepare_backward(nullptr, nullptr, 1, T, Stream(0));

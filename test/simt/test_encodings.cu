@@ -300,7 +300,7 @@ KERNEL_TEST("attention on the GPU, every encoding, forward and backward") {
             const bool causal = form % 2 == 0, scaled = form >= 2;
             bool skip = scaled && (!find_oracle(name).has_bias || find_oracle(name).reads_scores);
             with_position_type(parse_position(name, T).parts[0], [&](auto type) {
-                skip = skip || (!causal && decltype(type)::type::causal_only);
+                skip = skip || (!causal && BiasOf<typename decltype(type)::type>::counts_gates);
             });
             if (skip) { continue; }
             Layer layer(name, causal, scaled);

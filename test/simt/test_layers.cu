@@ -802,7 +802,9 @@ template <bool Causal, bool LogKernel> static void check_cable_bias(bool inside 
     DeviceArray<float> S_offset(offset), g(weight), dS(std::vector<float>(BNH * T, 0.0f)),
         dg(std::vector<float>(BNH * T, 0.0f));
     DeviceArray<double> S_origin(origin);
-    const CableBias<LogKernel> bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks, Causal, inside};
+    std::conditional_t<LogKernel, KCableBias, CableBias> bias = {};
+    (CableBias&)bias = {{}, S_offset.p, g.p, S_origin.p, dS.p, dg.p, T, chunks};
+    if constexpr (LogKernel) { bias.inside = inside; }
     auto r = [&](int bh, int i, int j) {
         const double D = std::fabs(S[bh * T + i] - S[bh * T + j]);
         return (LogKernel && !inside ? 1.0 : weight[bh * T + i]) * D;
