@@ -4,6 +4,7 @@
 #include <set>
 
 #include "test/layer.h"
+#include "test/oracle.h"
 
 #include "llmc/engine/model.cuh"
 #include "llmc/engine/run/config.h"

@@ -53,6 +53,8 @@ template <class T> struct DeviceArray {
     }
 };
 
+template <class T> using Array = DeviceArray<T>;
+
 // bf16 converts to float only
 template <class T> double as_double(T x) { return (double)(float)x; }
 inline double as_double(double x) { return x; }

@@ -2,7 +2,9 @@
 // one sequence.
 #pragma once
 
-#include "test/oracle.h"
+#include <memory>
+
+#include "test/harness.h"
 #include "test/oracle_positions.h"
 #include "test/shared_kernels.h"
 

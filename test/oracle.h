@@ -11,8 +11,6 @@
 #include "test/catch.h"
 #include "test/harness.h"
 
-template <class T> using Array = DeviceArray<T>;
-
 // NaN into the dynamic shared memory that the next kernels find
 static __global__ void poison_shared_kernel(int n) {
     for (int e = threadIdx.x; e < n; e += blockDim.x) { dynamic_shared()[e] = NAN; }

@@ -75,7 +75,7 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
 template <bool Causal, class Position>
 void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Position& position, int B,
                 Stream stream) {
-    constexpr FlashBias Kind = flash_form<Position>;
+    constexpr FlashBias Kind = BiasOf<Position>::flash;
     if constexpr (Causal && flash_skips(Kind)) {
         const int whole = position.v.decodes ? dims.T : dims.stride;    // tokens of the prompt, or of the whole window
         if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Kind, whole, position.v)) { return; }

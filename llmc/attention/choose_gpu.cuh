@@ -50,7 +50,7 @@ template <FlashBias Kind> bool flash_takes(const FlashArgs& args) {
 template <bool Causal, class Position>
 bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const Position& position,
                     const AttentionDims& dims, int B, Stream stream) {
-    constexpr FlashBias Kind = flash_form<Position>;
+    constexpr FlashBias Kind = BiasOf<Position>::flash;
     if constexpr (flash_exists(Kind)) {
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
         if (dims.t0 > 0 || !flash_takes<Kind>(args)) { return false; }
@@ -64,7 +64,7 @@ bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, 
 template <bool Causal, class Position>
 bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                      const float* lse, const Position& position, const AttentionDims& dims, int B, Stream stream) {
-    constexpr FlashBias Kind = flash_form<Position>;
+    constexpr FlashBias Kind = BiasOf<Position>::flash;
     if constexpr (flash_exists(Kind)) {
         FlashArgs args = flash_args(position.bias(), dims, B, qkv);
         if (!flash_takes<Kind>(args)) { return false; }

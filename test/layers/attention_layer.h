@@ -104,20 +104,20 @@ struct Layer : AttentionLayer {
         return x;
     }
 
-    template <bool Causal> void forward(float* out, float* lse, float* qkv, int t0, int n) const {
+    template <bool Causal> void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
         with_position(view, [&](auto position) { position.prepare_forward(qkv, s.B, n, t0, Stream(0)); });
         attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
     }
-    void forward(float* out, float* lse, float* qkv, int t0, int n) const {
+    void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
         if (causal) { forward<true>(out, lse, qkv, t0, n); } else { forward<false>(out, lse, qkv, t0, n); }
     }
     // up to the sums of the bias functor, which prepare_backward then turns into gradients in place
-    void backward_scores(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
+    void backward_scores(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                          const float* lse) const {
         if (causal) { attention_backward<true>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
         else { attention_backward<false>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
     }
-    void backward(float* dqkv, float* scratch, const float* dout, const float* qkv, const float* out,
+    void backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                   const float* lse) const {
         backward_scores(dqkv, scratch, dout, qkv, out, lse);
         with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
@@ -130,6 +130,7 @@ struct Layer : AttentionLayer {
 struct LayerOracle {
     std::vector<double> out, lse, dqkv, grads, slopes;      // slopes: the largest |dB_ij / dparameter|
     std::vector<float> plain_out, plain_lse, plain_dqkv, plain_grads;
+    std::vector<double> dqkv_sizes, grad_sizes;             // of the encoding's own: the sums of the terms' magnitudes
     std::vector<double> moments;                            // (B,NH): the sums of dB_ij B_ij, and of their magnitudes
     std::vector<double> moment_sizes;
 
@@ -142,8 +143,10 @@ struct LayerOracle {
         plain_lse.resize(B * l.s.NH * T);
         dqkv.resize(B * T * l.OC);
         plain_dqkv.resize(B * T * l.OC);
+        dqkv_sizes.resize(B * T * l.OC);
         grads.resize(l.params.total);
         slopes.resize(l.params.total);
+        grad_sizes.resize(l.params.total);
         plain_grads.resize(l.params.total);
         for (int b = 0; b < l.s.B; b++) {
             OracleLayer<double> o = l.oracle(qkv, b, l.tokens(b));
@@ -181,14 +184,14 @@ private:
             const double step = l.tables.params[p].name == "fire_l" ? 1e-9 : 1e-7;
             for (size_t e = 0; e < tensor.size(); e++) {
                 const size_t at = l.params.offsets[p] + e;
-                slopes[at] =
-                    std::max(slopes[at], through_bias(o, tensor[e], h, want, plain, grads[at], plain_grads[at], step));
+                slopes[at] = std::max(slopes[at], through_bias(o, tensor[e], h, want, plain, grads[at],
+                                                               plain_grads[at], grad_sizes[at], step));
             }
         }
         for (size_t e = 0; e < o.columns.size(); e++) {
             const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
             const size_t at = ((size_t)b * l.s.T + t) * l.OC + 3 * C + c;
-            through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at]);
+            through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at], dqkv_sizes[at]);
         }
     }
     void sum_moments(const Layer& l, const OracleLayer<double>& o, const std::vector<double>& dbias,
@@ -205,11 +208,14 @@ private:
     void through_scores(const Layer& l, const OracleLayer<double>& o, const std::vector<float>& qkv,
                         HeadOracle<double>& want, HeadOracle<float>& plain, int b, int h) {
         const CopeHead<double> exact = l.cope<double>(o, qkv, b, h);
-        std::vector<double> de(exact.e.size());
+        CopeHead<double> sizes = exact;
+        std::vector<double> de(exact.e.size()), magnitudes = want.dbias, unused(want.dq.size());
+        for (std::vector<double>* x : {&sizes.q, &magnitudes}) { for (double& e : *x) { e = std::fabs(e); } }
+        sizes.backward(magnitudes, unused, unused, grad_sizes);         // the encoding's only parameter
         std::vector<float> plain_de(de.size());
         exact.backward(want.dbias, want.dq, want.dk, de);
         l.cope<float>(o, qkv, b, h).backward(plain.dbias, plain.dq, plain.dk, plain_de);
-        for (size_t e = 0; e < de.size(); e++) {            // the encoding's only parameter
+        for (size_t e = 0; e < de.size(); e++) {
             grads[e] += de[e];
             plain_grads[e] += plain_de[e];
             slopes[e] = std::max(slopes[e], largest(exact.q));
@@ -284,7 +290,9 @@ private:
                     const auto slope = [&](auto from) {
                         return oracle_rotate_slope(o, o.columns[e], {x, x + HS}, {from, from + HS}, h, (int)t);
                     };
-                    dqkv[at] += slope(dx.begin() + t * HS);
+                    const double term = slope(dx.begin() + t * HS);
+                    dqkv[at] += term;
+                    dqkv_sizes[at] += std::fabs(term);
                     plain_dqkv[at] += (float)slope(plain_dx.begin() + t * HS);
                 }
             }
@@ -292,7 +300,7 @@ private:
     }
     // += sum of dB_ij * dB_ij/dx; returns the largest |dB_ij/dx|
     static double through_bias(const OracleLayer<double>& o, double& x, int h, const HeadOracle<double>& want,
-                               const HeadOracle<float>& plain, double& gradient, float& plain_gradient,
+                               const HeadOracle<float>& plain, double& gradient, float& plain_gradient, double& size,
                                double step = 1e-7) {
         const double at = x;
         double steepest = 0;
@@ -304,6 +312,7 @@ private:
         for (size_t e = 0; e < up.size(); e++) {
             const double slope = (up[e] - down[e]) / (2 * step);
             gradient += want.dbias[e] * slope;
+            size += std::fabs(want.dbias[e] * slope);
             plain_gradient += plain.dbias[e] * (float)slope;
             steepest = std::max(steepest, std::fabs(slope));
         }

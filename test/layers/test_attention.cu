@@ -3,6 +3,7 @@
 #include <numeric>
 
 #include "test/layers/attention_layer.h"
+#include "test/oracle.h"
 
 namespace {
 

@@ -1,6 +1,7 @@
 // test_attention_bits.cu -- what must not change attention's bits: padding, threads; pieces instead of the whole; its
 // memory.
 #include "test/layers/attention_layer.h"
+#include "test/oracle.h"
 
 namespace {
 

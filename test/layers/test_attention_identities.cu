@@ -1,6 +1,7 @@
 // test_attention_identities.cu -- what the papers say of their encodings: where one is another, and what does not
 // change.
 #include "test/layers/attention_layer.h"
+#include "test/oracle.h"
 
 namespace {
 

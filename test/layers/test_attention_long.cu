@@ -1,5 +1,6 @@
 // test_attention_long.cu -- sums over very many keys: what float32 costs at 131,072 of them, forward and backward.
 #include "test/layers/attention_layer.h"
+#include "test/oracle.h"
 
 #include "llmc/attention/decode.cuh"
 

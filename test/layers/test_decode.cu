@@ -5,6 +5,7 @@
 // kernel sums the same terms in another order. If the loops happen to be exact, the unit is the cost of rounding the
 // logits.
 #include "test/layer.h"
+#include "test/oracle.h"
 
 
 #include "llmc/attention/decode.cuh"

@@ -1,5 +1,6 @@
 // test_heads.cu -- the statistics of --heads against loops over T x T matrices in double precision.
 #include "test/layer.h"
+#include "test/oracle.h"
 
 #include "llmc/lab/heads.h"
 

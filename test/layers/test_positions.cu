@@ -5,6 +5,7 @@
 // is a sum over i, j, and may be off by a multiple of float32's epsilon times the root of the sum of its terms'
 // squares, which is the size of a sum of that many roundings. POSITION_ERRORS=1 prints the measured errors.
 #include "test/layer.h"
+#include "test/oracle.h"
 
 #include "llmc/engine/run/config_json.h"
 

@@ -1,4 +1,4 @@
-// test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_layers.cu holds against
+// test_flash_long.cu -- the tensor-core attention against the portable kernels, which test_encodings.cu holds against
 // float64: lengths for which a float64 oracle takes too long, and as many heads as a batch has. Bounds: twice the error
 // measured where bf16 is stored; for float32 sums (1e-6 at T = 150) what a longer sum may add. And what float32 costs
 // in a sum over very many keys.
