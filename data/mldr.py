@@ -21,6 +21,7 @@ import os
 from build import Stream, build, numbered, single
 from common import SHARD_TOKENS, BadInput, parser, positive, run, say
 from download import cache_of, hub_download, hub_files, vocabulary
+from encoding import first_file
 from sources import COMPRESSED, Reader, json_text, new_counts, records_of
 
 REPO, FOLDER = "Shitao/MLDR", "mldr-v1.0-en"
@@ -76,19 +77,13 @@ def check_names(directory, data, judged):
     say(f"every judged document is among the {len(names):,} of the corpus")
 
 
-def local(directory, split):
-    """the file of a split in --local, plain or compressed"""
-    for name in (f"{split}.jsonl{e}" for e in ("", *COMPRESSED)):
-        path = os.path.join(directory, name)
-        if os.path.isfile(path):
-            return path
-    raise BadInput(f"{directory}: expected {split}.jsonl there, plain or compressed")
-
-
 def source_files(args, wanted):
     """{split: path}: from --local, or downloaded"""
     if args.local:
-        return {split: local(args.local, split) for split in wanted}
+        found = {split: first_file(args.local, [f"{split}.jsonl{e}" for e in ("", *COMPRESSED)]) for split in wanted}
+        for split in (split for split in wanted if not found[split]):
+            raise BadInput(f"{args.local}: expected {split}.jsonl there, plain or compressed")
+        return found
     entries = {os.path.basename(e[0]).split(".")[0]: e for e in hub_files(REPO, FOLDER, ".jsonl.gz")}
     if not set(wanted) <= set(entries):
         raise BadInput(f"{REPO} {FOLDER}: expected {', '.join(wanted)}, got {', '.join(sorted(entries))}")

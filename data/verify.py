@@ -19,10 +19,6 @@ BLOCK = 1 << 22                                 # tokens checked at once
 ANSWER = {2: 1 << 15, 4: 1 << 30}               # {bytes of an id: the mark of an answer's tokens, in examples in rows}
 
 
-class Wrong(Exception):
-    pass
-
-
 def check_ids(f, tokens, vocab, rows, width):
     """Every id must be below vocab; returns how many are marked as answers. What else groups of documents and rows of
     examples must be, the trainer checks as it reads them."""
@@ -32,8 +28,8 @@ def check_ids(f, tokens, vocab, rows, width):
         answers += int((ids >= ANSWER[width]).sum())
         wrong = np.flatnonzero((ids % ANSWER[width] if rows else ids) >= vocab)
         if wrong.size:
-            raise Wrong(f"token {position + wrong[0]}: expected an id below {vocab}, the vocabulary, got "
-                        f"{ids[wrong[0]]}")
+            raise BadInput(f"token {position + wrong[0]}: expected an id below {vocab}, the vocabulary, got "
+                           f"{ids[wrong[0]]}")
     return answers
 
 
@@ -42,17 +38,18 @@ def check_shard(f, header, size):
     rows = version == VERSION_ROWS                      # examples of a task, as tasks.py writes them
     width, stream = (4, WIDE_VERSION) if header[0] == WIDE_MAGIC else (2, VERSION)
     if version not in (stream, VERSION_ROWS):
-        raise Wrong(f"expected version {stream} or {VERSION_ROWS}, got {version}")
+        raise BadInput(f"expected version {stream} or {VERSION_ROWS}, got {version}")
     if tokens <= 0 or size != HEADER_BYTES + width * tokens:
-        raise Wrong(f"expected {HEADER_BYTES + width * tokens} bytes for the {tokens} tokens of its header, got {size}")
+        raise BadInput(f"expected {HEADER_BYTES + width * tokens} bytes for the {tokens} tokens of its header, got "
+                       f"{size}")
     if any(header[9:]) or any(header[5:7] if rows else header[7:9]):
-        raise Wrong("the header has other values where it should be zero")
+        raise BadInput("the header has other values where it should be zero")
     if (vocab, eot) == (0, 0):
         vocab, eot, _ = VOCABULARIES["gpt2"]
     fits = row >= 2 and tokens % row == 0 and length >= 0 if rows else group >= 0 and documents >= 0
     if not (0 < vocab <= (ANSWER[width] if rows else 65536) and 0 <= eot < vocab and fits):
         kind = f" in rows of {row}, length {length}" if rows else f", {documents} documents in groups of {group}"
-        raise Wrong(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, {tokens} tokens{kind}")
+        raise BadInput(f"the header is out of range: vocabulary {vocab}, end-of-text {eot}, {tokens} tokens{kind}")
     answers = check_ids(f, tokens, vocab, rows, width)
     if not rows:
         grouped = f", {documents:,} documents in groups of {group}" if group else ""
@@ -65,7 +62,7 @@ def check_shard(f, header, size):
 def check_eval(f, header, size):
     """the multiple-choice format of hellaswag.py, whose examples the trainer checks as it reads them"""
     if header[1] != 1 or header[2] <= 0 or any(header[4:]):
-        raise Wrong(f"the header is out of range: version {header[1]}, {header[2]} examples")
+        raise BadInput(f"the header is out of range: version {header[1]}, {header[2]} examples")
     return VOCABULARIES["gpt2"][0], f"{header[2]:,} examples of four endings"
 
 
@@ -89,26 +86,26 @@ def sample(path, vocab, count, tokenizer):
 
 
 def check_file(path, records, args):
-    """one line that says what the file is; raises Wrong if it is damaged"""
+    """one line that says what the file is; raises BadInput if it is damaged"""
     record = records.get(os.path.basename(path))
     try:
         size = os.path.getsize(path)
         if record and size != record["bytes"]:
-            raise Wrong(f"expected {record['bytes']} bytes, as in the manifest, got {size}")
+            raise BadInput(f"expected {record['bytes']} bytes, as in the manifest, got {size}")
         if record and sha256_of(path) != record["sha256"]:
-            raise Wrong("its checksum differs from the manifest's")
+            raise BadInput("its checksum differs from the manifest's")
         if not path.endswith(".bin"):
             return f"{size:,} bytes, checksum as in the manifest"
         with open_regular(path) as f:
             if size < HEADER_BYTES:
-                raise Wrong(f"expected at least {HEADER_BYTES} bytes, a header, got {size}")
+                raise BadInput(f"expected at least {HEADER_BYTES} bytes, a header, got {size}")
             header = struct.unpack("<256i", f.read(HEADER_BYTES))
             if header[0] not in (MAGIC, WIDE_MAGIC, EVAL_MAGIC):
-                raise Wrong(f"expected magic number {MAGIC}, {WIDE_MAGIC} or {EVAL_MAGIC}, got {header[0]}")
+                raise BadInput(f"expected magic number {MAGIC}, {WIDE_MAGIC} or {EVAL_MAGIC}, got {header[0]}")
             check = check_eval if header[0] == EVAL_MAGIC else check_shard
             vocab, what = check(f, header, size)
     except OSError as e:
-        raise Wrong(e.strerror) from None
+        raise BadInput(e.strerror) from None
     if not record:
         what += "; no manifest, so no checksum"
     if args.sample:
@@ -124,7 +121,7 @@ def check_files(files, args):
         records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
         try:
             print(f"{file}: {check_file(file, records, args)}", flush=True)
-        except Wrong as e:
+        except BadInput as e:
             say(f"{file}: {e}")
             bad += 1
     return bad

@@ -30,7 +30,7 @@ PLANTS = [
     ("llmc/gelu.cuh", "// see llmc/nowhere.cuh\n", "llmc/nowhere.cuh is named"),
     ("data/mldr.py", "def f():\n" + "    pass\n" * 60, "a function of 61 lines"),
     ("data/mldr.py", "x = 1 if f else 2 if g else 3\n", "2 conditional expressions"),
-    ("data/pairs.py", "def f(:\n", "not Python"),
+    ("data/text.py", "def f(:\n", "not Python"),
     ("scripts/new.sh", "#!/bin/sh\n", "a file is executable if it begins with #!"),
     ("scripts/study.py", "    print()\n", "a script ends with console.run(main)"),
     ("README.md", "| [gelu.cuh](llmc/gelu.cuh) | 7 | GELU |\n", "lines, not 7"),
