@@ -3,7 +3,6 @@
 
     dev/gpu_bench_pytorch.py [--device cpu]                               attention
     dev/gpu_bench_pytorch.py --step B [--tokens SHARD] ...                a step of GPT-2 124M, B sequences of 1,024
-    dev/gpu_bench_pytorch.py --losses CHECKPOINT --tokens SHARD --T 32 --B 2 --attention columns --device cpu
 
 Prints one JSON object per result. Attention is causal, in bf16: scaled_dot_product_attention by cuDNN and by flash
 attention, and CABLE in the two ways that PyTorch has for it: FlexAttention with its bias, and SDPA with more columns.
@@ -12,9 +11,9 @@ more columns of q hold g in parts of bf16, those of k hold S. The columns are th
 
 The inputs are three sets of normal random numbers, used in turn; the time is the median of 50 repetitions after 10 to
 warm up, measured by events. A training step is forward, backward, clipping and fused AdamW, in bf16 autocast under
-torch.compile: the GPT-2 of dev/hf/modeling_cable.py, which computes the trainer's losses (--losses prints some, and a
-test compares), without positions and with CABLE in both ways. Where B sequences do not fit, a step takes them in equal
-parts. --device cpu takes tiny shapes: it checks this program and measures nothing.
+torch.compile: the GPT-2 of dev/hf/modeling_cable.py, whose losses are the trainer's (test_gpu_bench_pytorch.py),
+without positions and with CABLE in both ways. Where B sequences do not fit, a step takes them in equal parts. --device
+cpu takes tiny shapes: it checks this program and measures nothing.
 """
 import argparse
 import json
@@ -29,7 +28,7 @@ import torch
 import torch.nn.functional as F
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "hf"))
-from modeling_cable import CableConfig, CableGPT2, load_checkpoint  # noqa: E402
+from modeling_cable import CableConfig, CableGPT2  # noqa: E402
 from cable_encodings import alibi_slopes  # noqa: E402
 
 WARM_UP, REPETITIONS, SETS = 10, 50, 3
@@ -222,29 +221,6 @@ def read_tokens(path, count):
     return (torch.frombuffer(raw, dtype=torch.int16).long() & 0xffff)
 
 
-def losses(args):
-    """prints the losses of some steps from a checkpoint of train_gpt2, always on the same B sequences"""
-    model = load_checkpoint(args.losses)
-    loss_of = GPT2(model, args.attention, args.device).to(args.device)
-    data = read_tokens(args.tokens, args.B * args.T + 1).to(args.device)
-    tokens, targets = data[:-1].view(args.B, args.T), data[1:].view(args.B, args.T)
-    parameters = list(loss_of.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=1e-3, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
-    found = []
-    for _ in range(args.steps):
-        if args.device == "cpu" and args.attention == "flex":       # which has no backward there
-            with torch.no_grad():
-                found.append(loss_of(tokens, targets).item())
-            break
-        loss = loss_of(tokens, targets)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        found.append(loss.item())
-    say(f"losses {args.attention}", losses=found, way=args.attention)
-
-
 def training(key, model, inputs, device, steps, **record):
     """measures training steps of model(*inputs), which returns the loss; in 1, 2, 4 or 8 equal parts, as they fit"""
     parameters = list(model.parameters())
@@ -312,19 +288,10 @@ def main():
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("--step", type=int, metavar="B", help="only a step of GPT-2 124M with B sequences of 1,024 tokens")
     p.add_argument("--tokens", metavar="SHARD", help="tokens of data/ instead of random ones")
-    p.add_argument("--losses", metavar="CHECKPOINT", help="only losses of train_gpt2's model, float32")
-    p.add_argument("--attention", default="columns", choices=("sdpa", "columns", "flex"), help="of --losses")
-    p.add_argument("--B", type=int, default=2, help="sequences of --losses")
-    p.add_argument("--T", type=int, default=32, help="their tokens")
-    p.add_argument("--steps", type=int, default=3, help="updates of --losses")
     p.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="where to run [cuda]")
     args = p.parse_args()
     torch.manual_seed(42)
     torch.set_float32_matmul_precision("high")
-    if args.losses:
-        torch.set_flush_denormal(True)              # as in the trainers
-        losses(args)
-        return
     if args.step:
         train_gpt2(args.device, args.step, args.tokens)
         return
