@@ -13,12 +13,11 @@ import os
 import shutil
 import struct
 import sys
-import time
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
 import console  # noqa: E402
 from console import (BadInput, Interrupted, clean, natural, need, open_regular, positive, run, say,  # noqa: E402,F401
-                     sha256_of, terminal)
+                     sha256_of, sync_directory, terminal)
 
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
 WIDE_MAGIC, WIDE_VERSION = 20240801, 7           # of uint32 ids
@@ -78,14 +77,6 @@ def writing(path):
         raise BadInput(f"{path}: cannot write: {e.strerror}") from None
 
 
-def sync_directory(directory):
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
 def publish(temporary, path):
     os.replace(temporary, path)
     sync_directory(os.path.dirname(path))
@@ -99,22 +90,9 @@ def remove_quietly(path):
 def write_file(path, data):
     """Writes data, bytes or an iterable of them, to path; a kill at any moment leaves either all of it or the previous
     file. Returns what a manifest records of it."""
-    temporary = os.path.join(os.path.dirname(path), TEMPORARY + os.path.basename(path))
-    digest, size = hashlib.sha256(), 0
     with writing(path):
-        try:
-            with open(temporary, "wb") as f:
-                for block in [data] if isinstance(data, bytes) else data:
-                    f.write(block)
-                    digest.update(block)
-                    size += len(block)
-                f.flush()
-                os.fsync(f.fileno())
-            publish(temporary, path)
-        except BaseException:
-            remove_quietly(temporary)
-            raise
-    return {"file": os.path.basename(path), "bytes": size, "sha256": digest.hexdigest()}
+        console.write_whole(path, data)
+    return {"file": os.path.basename(path), "bytes": os.path.getsize(path), "sha256": sha256_of(path)}
 
 
 @contextlib.contextmanager
@@ -268,22 +246,19 @@ def header_fields(encoding):
 
 
 class Progress:
-    """a progress bar with rate and time left, if tqdm is installed"""
+    """a progress bar with its rate and the time left, if tqdm is installed"""
 
     def __init__(self, total, description):
-        self.bar = None
+        self.bar, self.tokens = None, 0
         with contextlib.suppress(BadInput):
             interval = 0.5 if sys.stderr.isatty() else 10
             self.bar = need("tqdm").tqdm(total=total or None, desc=clean(description), unit="B", unit_scale=True,
                                          smoothing=0.05, mininterval=interval, file=terminal(sys.stderr))
-        self.tokens, self.start = 0, time.monotonic()
 
     def update(self, position, tokens):
         self.tokens += tokens
         if self.bar is not None and position > self.bar.n:
-            if self.tokens:
-                rate = self.tokens / max(time.monotonic() - self.start, 1e-9)
-                self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens, {rate / 1e6:.2f}M/s", refresh=False)
+            self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens", refresh=False)
             self.bar.update(position - self.bar.n)
 
     def close(self):

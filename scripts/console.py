@@ -394,20 +394,32 @@ def weights_sha256(checkpoint):
         return sha256_of(f)
 
 
+def sync_directory(directory):
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
 def write_whole(path, content):
-    """Writes a text or bytes. A kill or a power failure at any moment leaves the old file or the new one; a link is
-    followed. A device or a pipe is written into."""
+    """Writes a text, bytes, or blocks of bytes. A kill or a power failure at any moment leaves the old file or the new
+    one; a link is followed. A device or a pipe is written into."""
     replaced = os.path.isfile(path) or not (os.path.exists(path) or os.path.islink(os.path.realpath(path)))     # a loop
     target = os.path.realpath(path) if replaced else path
+    content = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     try:
         with open(target + ".tmp" * replaced, "wb") as f:
-            f.write(content if isinstance(content, bytes) else content.encode("utf-8", "surrogateescape"))
+            f.writelines([content] if isinstance(content, bytes) else content)
             f.flush()
             if replaced:
                 os.fsync(f.fileno())
                 os.replace(target + ".tmp", target)
-    except OSError as e:
+                sync_directory(os.path.dirname(target))
+    except BaseException as e:
         if replaced:
             with contextlib.suppress(OSError):
                 os.remove(target + ".tmp")
-        raise OSError(e.errno, e.strerror, path) from None
+        if isinstance(e, OSError):
+            raise OSError(e.errno, e.strerror, path) from None
+        raise
