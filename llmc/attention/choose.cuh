@@ -66,7 +66,7 @@ template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
     with_position(v, [&](auto position) {
-        AttentionDims dims = attention_dims(v, T, t0, v.score_factor * position.score_factor(v.stride));
+        AttentionDims dims = attention_dims(position, T, t0);
         if (choose_forward<Causal>(out, lse, scratch, qkv, position, dims, B, stream)) { return; }
         skip_tiles<Causal>(dims, scratch, qkv, position, B, stream);
         if constexpr (Causal || !BiasOf<decltype(position)>::counts_gates) {
@@ -92,7 +92,7 @@ template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
     with_position(v, [&](auto position) {
-        AttentionDims dims = attention_dims(v, T, 0, v.score_factor * position.score_factor(v.stride));
+        AttentionDims dims = attention_dims(position, T, 0);
         if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position, dims, B, stream)) { return; }
         float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
         skip_tiles<Causal>(dims, tiles, qkv, position, B, stream);

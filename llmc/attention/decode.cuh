@@ -32,19 +32,11 @@ constexpr int DECODE_AHEAD = 8;                             // rows to prefetch 
 // banks keeps them apart where a row is 8 pieces.
 constexpr int DECODE_LD = DECODE_SPLIT + 4;
 static_assert(DECODE_TILE % DECODE_THREADS == 0 && DECODE_SPLIT % DECODE_TILE == 0, "a key belongs to one thread");
-static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays inside it");
 
-struct DecodeDims {
-    Start start = 0;                // t0, the query's position
-    int stride = 0;
-    int NH = 0;
-    int HS = 0;
-    int OC = 0;
-    float scale = 0.0f;
-    const float* key_max = nullptr; // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
-    bool exact = false;             // the window changes no bit
-    AttentionMask mask = {};
-    const float* factor = nullptr;  // as in PositionView
+struct DecodeDims : AttentionDims { // of all tokens that there is room for
+    Start start;                    // t0, the query's position
+    const float* key_max;           // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
+    bool exact;                     // the window changes no bit
 };
 
 // The number of splits of the keys 0 .. t0
@@ -55,9 +47,23 @@ struct DecodePiece {
     lanes x[DECODE_PIECE / LANES];
 };
 
+struct alignas(16) DecodeWords {
+    uint32_t w[4];
+};
+
 // The first n of them, then zeros. Never reads after n: there may be no memory.
 template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p, int n) {
     DecodePiece piece;
+    if (ON_GPU && sizeof(T) == 2 && n >= DECODE_PIECE && (size_t)p % 16 == 0) {         // a piece at once
+        const DecodeWords words = *(const DecodeWords*)p;
+        float* x = (float*)piece.x;
+        UNROLL
+        for (int i = 0; i < 4; i++) {                       // a bf16 is the upper half of a float32
+            x[2 * i] = bits_to_float((int32_t)(words.w[i] << 16));
+            x[2 * i + 1] = bits_to_float((int32_t)(words.w[i] & 0xffff0000u));
+        }
+        return piece;
+    }
     UNROLL
     for (int r = 0; r < DECODE_PIECE / LANES; r++) {
         if ((r + 1) * LANES <= n) { piece.x[r] = load_lanes(p + r * LANES); continue; }
@@ -67,34 +73,10 @@ template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p,
     }
     return piece;
 }
-#if defined(CUDA_BUILD)
-struct alignas(16) DecodeWords {
-    uint32_t w[4];
-};
-__device__ __forceinline__ DecodePiece load_piece(const bf16* p, int n) {
-    DecodePiece piece;
-    if (n >= DECODE_PIECE && (size_t)p % 16 == 0) {
-        const DecodeWords words = *(const DecodeWords*)p;
-        UNROLL
-        for (int i = 0; i < 4; i++) {                       // a bf16 is the upper half of a float32
-            piece.x[2 * i] = bits_to_float((int32_t)(words.w[i] << 16));
-            piece.x[2 * i + 1] = bits_to_float((int32_t)(words.w[i] & 0xffff0000u));
-        }
-        return piece;
-    }
-    UNROLL
-    for (int e = 0; e < DECODE_PIECE; e++) { piece.x[e] = e < n ? (float)p[e] : 0.0f; }
-    return piece;
-}
-#endif
 
 // Prefetches a piece that is loaded soon: a head's rows are too far apart for a CPU to predict the next one.
 __device__ __forceinline__ void prefetch_piece(const floatX* p) {
-#if defined(CUDA_BUILD)
-    (void)p;
-#else
-    for (int e = 0; e < DECODE_PIECE; e += 16) { __builtin_prefetch(p + e); }
-#endif
+    for (int e = 0; e < DECODE_PIECE; e += 16) { prefetch(p + e); }
 }
 
 // the dot product of two pieces: on a CPU in 16 sums, of every 16th element, which are added up in their order
@@ -111,20 +93,6 @@ __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePie
     UNROLL
     for (int i = 0; i < SUMS; i++) { total += s[i]; }
     return total;
-}
-
-// the largest of n > 0 scores, known to all threads; there is room for whole registers
-__device__ inline float decode_max(float* scores, int n) {
-    for (int c = n + (int)threadIdx.x; c < round_up(n, LANES); c += blockDim.x) { scores[c] = -INFINITY; }
-    lanes largest = lanes{} - INFINITY;
-    for (int c = threadIdx.x * LANES; c < n; c += blockDim.x * LANES) {
-        const lanes x = load_lanes(scores + c);
-        largest = x > largest ? x : largest;
-    }
-    float l[LANES], m = -INFINITY;
-    store_lanes(l, largest);
-    for (int i = 0; i < LANES; i++) { m = l[i] > m ? l[i] : m; }
-    return block_max(m);
 }
 
 // Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the
@@ -173,7 +141,6 @@ __device__ __forceinline__ void decode_scores(float* scores, const float* query,
 template <class Bias>
 __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims dims, int BNH) {
     const int HS = dims.HS;
-    const int C = dims.NH * HS;
     const int parts = ceil_div(HS, DECODE_PIECE);           // pieces of a row
     const int width = parts * DECODE_PIECE;
     const int groups = imax((int)blockDim.x / parts, 1);    // of threads; each group takes whole rows
@@ -188,12 +155,12 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     float* scores = query + width;                          // (parts,DECODE_LD): parts of the scores; row 0 becomes P
     float* O = scores + parts * DECODE_LD;                  // (groups,width): P v, of every groups-th key
     const floatX* q = qkv + (size_t)(bh / dims.NH) * dims.stride * dims.OC + bh % dims.NH * HS;
-    const floatX* k = q + (size_t)j0 * dims.OC + C;
-    const floatX* v = k + C;
+    const floatX* k = q + (size_t)j0 * dims.OC + dims.C();
+    const floatX* v = k + dims.C();
     const AttentionMask mask = dims.mask.of((size_t)(bh / dims.NH), dims.stride);
     const int begin = mask.begin(t0);                       // of the query's document
     q += (size_t)t0 * dims.OC;
-    const float factor = dims.factor == nullptr ? 1.0f : dims.factor[(size_t)bh * dims.stride + t0];       // of B
+    const float factor = dims.factor == nullptr ? 1.0f : *dims.factors(bh, t0);         // of B
     partial += ((size_t)bh * splits + split) * (HS + 2);
 
     // the query, padded with zeros to whole pieces
@@ -206,7 +173,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         const float nearest = factor * bias.tile(bh, t0, j0 + tile)(0, nj - 1 - tile);     // the split's largest bias
         const float longest = dims.key_max[(size_t)bh * ceil_div(dims.stride, DECODE_SPLIT) + split];
         const float tau = 0.693147181f * (dims.exact ? 128.0f : flash_skip_tau(t0));
-        outside = decode_outside_window(query, q + C, HS, longest, nearest, tau);
+        outside = decode_outside_window(query, q + dims.C(), HS, longest, nearest, tau);
     }
     if (outside) {
         if (threadIdx.x == 0) {
@@ -234,7 +201,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     }
     if constexpr (Bias::counts_gates) { bias.add_split(scores, O, bh, t0, split, nj); }
     // 4. exponentials and their sum
-    const float largest = decode_max(scores, nj);
+    const float largest = block_max(max_over(threadIdx.x, nj, blockDim.x, [&](int c) { return scores[c]; }));
     const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
     const auto part_sum = sums_over<1>(threadIdx.x, nj, blockDim.x, [&](float* s, int c) {
         scores[c] = fast_exp(scores[c] - reference);
@@ -276,12 +243,8 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     partial += (size_t)blockIdx.x * splits * row;
     out += (size_t)blockIdx.x * HS;
     // 1. M, the largest of all logits
-    float largest = -INFINITY;
-    for (int s = threadIdx.x; s < splits; s += blockDim.x) {
-        const float of_split = partial[s * row + HS];
-        largest = of_split > largest ? of_split : largest;
-    }
-    largest = block_max(largest);
+    const auto logit = [&](int s) { return partial[s * row + HS]; };
+    const float largest = block_max(max_over(threadIdx.x, splits, blockDim.x, logit));
     // 2. the weights of the splits, and the sum of all exponentials
     float sum = 0.0f;
     float first = (float)splits;                            // the first split with a weight above 0
@@ -306,13 +269,6 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
     return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
 }
 
-// Chooses the window: it needs the encoding's key_max, if any
-inline void choose_window(DecodeDims& dims, const Encoding& encoding) {
-    const TileSkip skip = encoding.v.run->tile_skip;
-    dims.key_max = skip == TileSkip::Off ? nullptr : encoding.key_max;
-    dims.exact = skip == TileSkip::Exact;
-}
-
 // out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
 // scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
 // its sums.
@@ -323,16 +279,9 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
     const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
     with_position(v, [&](auto position) {
         const auto bias = position.bias();
-        DecodeDims dims;
-        dims.start = start;
-        dims.stride = v.stride;
-        dims.NH = v.NH;
-        dims.HS = v.HS;
-        dims.OC = v.OC;
-        dims.scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
-        dims.mask = v.mask.within(v.stride);
-        dims.factor = v.factor;
-        choose_window(dims, position);
+        const TileSkip skip = v.run->tile_skip;
+        const DecodeDims dims = {attention_dims(position, v.stride, 0), start,
+                                 skip == TileSkip::Off ? nullptr : position.key_max, skip == TileSkip::Exact};
         if constexpr (bias.counts_gates) { position.begin_decode(qkv, B, start, splits, dims.scale, stream); }
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
         launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);

@@ -36,8 +36,9 @@ struct AttentionDims {
     __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
 };
 
-inline AttentionDims attention_dims(const PositionView& v, int T, int t0, float score_factor) {
-    const float scale = score_factor / sqrtf((float)v.HS);
+template <class Position> AttentionDims attention_dims(const Position& position, int T, int t0) {
+    const PositionView& v = position.v;
+    const float scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
     return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.forgotten,
             v.mask.within(t0 + T), v.factor, v.moment};
 }

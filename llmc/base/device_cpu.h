@@ -167,6 +167,7 @@ inline SharedBuffer shared_buffer;
 inline thread_local SharedBuffer shared_buffer;
 #endif
 inline float* dynamic_shared() { return (float*)shared_buffer.data; }
+inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
 // Large arrays start on a 2 MB page, so that the kernel can back them with huge ones. Memory is zeroed.
 inline void* device_malloc(size_t bytes) {

@@ -6,8 +6,9 @@ constexpr bool ON_GPU = true;
 using Stream = cudaStream_t;
 constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
 using lanes = float;
-__device__ inline lanes load_lanes(const float* p) { return *p; }
+template <class T> __device__ inline lanes load_lanes(const T* p) { return (float)*p; }
 __device__ inline void store_lanes(float* p, lanes v) { *p = v; }
+__device__ inline void prefetch(const void*) {}             // for a CPU
 constexpr int MICRO_M = 4;                  // block_matmul: rows and columns of one thread's fragment
 constexpr int MICRO_N = 4;
 constexpr size_t ROW_SIZES = 256;           // numbers of rows that vary from step to step are rounded up to a multiple

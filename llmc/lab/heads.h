@@ -184,8 +184,7 @@ template <bool Causal> struct HeadWatch {
             if constexpr (!ON_GPU) {
                 const auto bias = position.bias();
                 using Bias = std::decay_t<decltype(bias)>;
-                AttentionDims dims =
-                    attention_dims(layer, T, 0, layer.score_factor * position.score_factor(layer.stride));
+                AttentionDims dims = attention_dims(position, T, 0);
                 dims.kv_len = lengths;
                 const float least = 0x1p-24f / (float)T;
                 const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
