@@ -1,10 +1,14 @@
 // lab/use_bert.h -- the flags of train_bert that choose its data or use a trained model: what they exclude, the files
-// that they name, and the work. Templates over the trainer's model, as in evaluate.h and predict.h.
+// that they name, and the work. Templates over the trainer's model, as in evaluate.h.
 #pragma once
 
+#include <numeric>
+
 #include "encode.h"
-#include "predict.h"
 #include "validate.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// flags and data
 
 constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 
@@ -89,10 +93,8 @@ struct BERTData : TokenData {
         }
         check_reach(o, c, run.tokenizer.get());
     }
-    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
     void record(Run& run) const {
-        record_data(run, train.get());
-        record_data(run, val.get());
+        TokenData::record(run);
         record_data(run, pairs.get());
         if (collection) { check_same_files("--encode", file_paths(*collection)); }
     }
@@ -114,6 +116,53 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
     if (!o.pairs.empty() && run.trains) { c.pooling = o.pooling; }
     c.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(c.V);
     c.mask_share = o.mask_share;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the work
+
+// A token as it can be printed: a byte that is only part of a character as \xe2, an id without a token as <30600>
+inline std::string shown_token(const Tokenizer& tokenizer, int id) {
+    if (id >= tokenizer.vocab_size()) { return strprintf("<%d>", id); }
+    const std::string token = tokenizer.decode(id, true);
+    const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;
+    return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
+}
+
+// --predict: prints the five likeliest tokens for each [MASK] of a text, with their probabilities, a softmax over the V
+// logits. Of equally likely tokens the smaller id comes first.
+template <class Model> void predict(Model& model, const std::string& text, const Tokenizer& tokenizer) {
+    const int V = model.config.V, Vp = model.config.Vp();
+    const int mask = model.config.special.mask;
+    const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
+    const int T = (int)ids.size();
+    auto acts = activations_describe(model, 1, T, Purpose::Evaluate, 0);
+    activations_allocate(acts);
+    const int masks = (int)std::count(ids.begin(), ids.end(), mask), most = acts.chunk_of(false);
+    check(masks <= most, "--predict: expected at most %d [MASK]s at once, got %d", most, masks);
+    std::vector<int> targets, order((size_t)V);
+    for (int id : ids) { targets.push_back(id == mask ? 0 : IGNORE_INDEX); }
+    std::vector<float> losses(ids.size()), logits((size_t)masks * Vp);
+    forward_losses(model, acts, ids.data(), targets.data(), nullptr, 1, T, losses.data(), nullptr);
+    copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
+    acts.release();
+    printf("%s\n", text.c_str());
+    for (int k = 0; k < masks; k++) {
+        const float* x = &logits[(size_t)k * Vp];
+        check_finite("logits", x, (size_t)V);
+        const auto likelier = [&](int a, int b) { return x[a] > x[b] || (x[a] == x[b] && a < b); };
+        std::iota(order.begin(), order.end(), 0);
+        std::partial_sort(order.begin(), order.begin() + imin(5, V), order.end(), likelier);
+        double sum = 0;
+        for (int id = 0; id < V; id++) { sum += std::exp((double)x[id] - x[order[0]]); }
+        printf("  [MASK] %d:", k + 1);
+        for (int i = 0; i < imin(5, V); i++) {
+            const double share = std::exp((double)x[order[i]] - x[order[0]]) / sum;
+            printf("  %s %.1f%%", shown_token(tokenizer, order[i]).c_str(), 100 * share);
+        }
+        printf("\n");
+    }
+    fflush(stdout);
 }
 
 // --encode: the documents are cut to max_tokens, and rank 0 writes their embeddings into --out

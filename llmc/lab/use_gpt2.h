@@ -62,10 +62,8 @@ struct GPT2Data : TokenData {
         if (!o.dump_bias.empty()) { parse_dump_bias(o, c, run.tokenizer.get(), val.get(), layer, head); }
         if (o.is_given("generate")) { prompt_ids(o.generate, c.V, run.tokenizer.get()); }
     }
-    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
     void record(Run& run) const {
-        record_data(run, train.get());
-        record_data(run, val.get());
+        TokenData::record(run);
         if (hellaswag) { check_same_files("--hellaswag", {hellaswag->path}); }
         for (const TokenFiles& files : tasks) { check_same_files("--tasks", file_paths(files)); }
     }

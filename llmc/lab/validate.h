@@ -23,6 +23,11 @@ struct TokenData {
         evaluated_targets(*val, *std::max_element(o.eval_lengths.begin(), o.eval_lengths.end()),
                           (uint64_t)o.eval_tokens);
     }
+    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
+    void record(Run& run) const {
+        record_data(run, train.get());
+        record_data(run, val.get());
+    }
     // The files whose header names the model's vocabulary
     const TokenFiles* any() const { return train ? train.get() : val.get(); }
 };
