@@ -84,8 +84,9 @@ struct BERTConfig {
     F("output.LayerNorm",           ln2w,     ln2b,     0,     C)
 
 // What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training, because
-// the backward reads it. --recompute turns Saved tensors into Scratch, and the backward computes them again. The names
-// in `rows` and `cols` that are not explained at the top are variables of activations_describe.
+// the backward reads it. Backward: one buffer, only while training. --recompute turns Saved tensors into Scratch, and
+// the backward computes them again. The names in `rows` and `cols` that are not explained at the top are variables of
+// activations_describe.
 #define BERT_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(floatX, encoded,    Keep::Scratch,                                  N,      C)      \
@@ -114,18 +115,16 @@ struct BERTConfig {
     X(float,  headrstd,   Keep::Scratch,                                  R,      0)      \
     X(floatX, logits,     Keep::Scratch,                                  R,      Vp)     \
     X(float,  losses,     Keep::Scratch,                                  N,      0)      \
-    X(float,  hits,       Keep::Scratch,                                  N,      0)
-
-// Gradients of activations, one buffer each; only while training.
-#define BERT_GRAD_ACTS(X) \
-    X(floatX, dresidual, Keep::Scratch,  N,        C)      \
-    X(floatX, dsum,      Keep::Scratch,  N,        C)      \
-    X(floatX, datty,     Keep::Scratch,  N,        C)      \
-    X(floatX, dfch,      Keep::Scratch,  N,        4 * C)  \
-    X(floatX, dqkv,      Keep::Scratch,  N,        row)    \
-    X(floatX, dhead,     Keep::Scratch,  R,        C)      \
-    X(floatX, dheadgelu, Keep::Scratch,  R,        C)      \
-    X(float,  scratch,   Keep::Scratch,  scratch_floats, 0)
+    X(float,  hits,       Keep::Scratch,                                  N,      0)      \
+    /* gradients of activations, one buffer each for all layers */ \
+    X(floatX, dresidual,  Keep::Backward,                                 N,      C)      \
+    X(floatX, dsum,       Keep::Backward,                                 N,      C)      \
+    X(floatX, datty,      Keep::Backward,                                 N,      C)      \
+    X(floatX, dfch,       Keep::Backward,                                 N,      4 * C)  \
+    X(floatX, dqkv,       Keep::Backward,                                 N,      row)    \
+    X(floatX, dhead,      Keep::Backward,                                 R,      C)      \
+    X(floatX, dheadgelu,  Keep::Backward,                                 R,      C)      \
+    X(float,  scratch,    Keep::Backward,                                 scratch_floats, 0)
 
 template <class T> struct BERTParams {
 #define X(name, ...) LayerPointer<T> name;
@@ -136,7 +135,6 @@ template <class T> struct BERTParams {
 struct BERTActs {
 #define X(type, name, ...) LayerPointer<type> name;
     BERT_ACTS(X)
-    BERT_GRAD_ACTS(X)
 #undef X
 };
 
@@ -209,11 +207,10 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_forward_scratch(batch, length, NH);
     acts.chunk = (int)R;
-#define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
+#define X(type, name, keep, rows, cols) acts.add(#name, keep, g.L, rows, cols, sizeof(type));
     BERT_ACTS(X)
-    if (purpose == Purpose::Train) { BERT_GRAD_ACTS(X) }
 #undef X
-    acts.add_position(bert_position(g, batch, length), purpose);
+    acts.add_position(bert_position(g, batch, length));
     return acts;
 }
 
@@ -222,7 +219,6 @@ void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
     BERT_ACTS(X)
-    BERT_GRAD_ACTS(X)
 #undef X
 }
 

@@ -73,8 +73,8 @@ struct GPT2Config {
 
 // What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training,
 // because the backward reads it. Cached: one per layer while generating as well, because later tokens read it.
-// --recompute turns Saved tensors into Scratch, and the backward computes them again. The names in `rows` and `cols`
-// that are not explained at the top are variables of activations_describe.
+// Backward: one buffer, only while training. --recompute turns Saved tensors into Scratch, and the backward computes
+// them again. The names in `rows` and `cols` that are not explained at the top are variables of activations_describe.
 #define GPT2_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(int,    documents,  Keep::Scratch,                                  document_rows, 0) \
@@ -99,16 +99,13 @@ struct GPT2Config {
     X(float,  lnfrstd,    Keep::Scratch,                                  N,      0)      \
     X(floatX, logits,     Keep::Scratch,                                  R,      Vp)     \
     X(float,  losses,     Keep::Scratch,                                  N,      0)      \
-    X(float,  hits,       Keep::Scratch,                                  N,      0)
-
-// Gradients of activations, one buffer each for all layers; only while training. dresidual is the gradient of the
-// residual stream, to which every block adds on the way down.
-#define GPT2_GRAD_ACTS(X) \
-    X(floatX, dresidual, Keep::Scratch,                N,        C)      \
-    X(floatX, dln,       Keep::Scratch,                N,        C)      \
-    X(floatX, dfch,      Keep::Scratch,                N,        4 * C)  \
-    X(floatX, dqkv,      Keep::Scratch,                N,        row)    \
-    X(float,  scratch,   Keep::Scratch,                scratch_floats, 0)
+    X(float,  hits,       Keep::Scratch,                                  N,      0)      \
+    /* gradients of activations, one buffer each for all layers */ \
+    X(floatX, dresidual,  Keep::Backward,                                 N,      C)      \
+    X(floatX, dln,        Keep::Backward,                                 N,      C)      \
+    X(floatX, dfch,       Keep::Backward,                                 N,      4 * C)  \
+    X(floatX, dqkv,       Keep::Backward,                                 N,      row)    \
+    X(float,  scratch,    Keep::Backward,                                 scratch_floats, 0)
 
 template <class T> struct GPT2Params {
 #define X(name, ...) LayerPointer<T> name;
@@ -119,7 +116,6 @@ template <class T> struct GPT2Params {
 struct GPT2Acts {
 #define X(type, name, ...) LayerPointer<type> name;
     GPT2_ACTS(X)
-    GPT2_GRAD_ACTS(X)
 #undef X
     LayerPointer<floatX> datty;                         // dln, which step 2 writes after step 4 has read this
 };
@@ -187,11 +183,10 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const bool in_pieces = purpose == Purpose::Pieces;                          // then lab/pieces.h reads every layer's
     const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
-#define X(type, name, keep, rows, cols) acts.add(#name, kept_layers(keep, purpose, g.L), rows, cols, sizeof(type));
+#define X(type, name, keep, rows, cols) acts.add(#name, keep, g.L, rows, cols, sizeof(type));
     GPT2_ACTS(X)
-    if (purpose == Purpose::Train) { GPT2_GRAD_ACTS(X) }
 #undef X
-    acts.add_position(position_tables(g.position, position_shape(g, batch, length, acts.decodes())), purpose);
+    acts.add_position(position_tables(g.position, position_shape(g, batch, length, acts.decodes())));
     return acts;
 }
 
@@ -200,7 +195,6 @@ void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
     GPT2_ACTS(X)
-    GPT2_GRAD_ACTS(X)
 #undef X
     acts.a.datty = acts.a.dln;
 }

@@ -21,8 +21,8 @@ inline InitRule uniform(float lo, float hi) { return {Init::Uniform, lo, hi}; }
 inline InitRule constant(float value) { return {Init::Constant, value, 0.0f}; }
 
 // Which activations exist once per layer. Scratch: none. Saved: while training. Cached: while training and while
-// generating, because later tokens of a sequence read them.
-enum class Keep { Scratch, Saved, Cached };
+// generating, because later tokens of a sequence read them. Backward: none, and only while training.
+enum class Keep { Scratch, Saved, Cached, Backward };
 
 struct TensorSpec {
     std::string name;                       // "qkvw"

@@ -116,13 +116,6 @@ inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
     return round_up(ceil_div(wanted, ceil_div(wanted, most / 128 * 128)), (size_t)128);
 }
 
-// the number of layers for which an activation is kept
-inline int kept_layers(Keep keep, Purpose purpose, int L) {
-    const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
-    const bool cached = keep == Keep::Cached && purpose != Purpose::Evaluate;
-    return saved || cached ? L : 0;
-}
-
 // What an encoding is told of a model whose arrays over time are (B,NH,stride)
 template <class Config>
 PositionShape position_shape(const Config& c, int B, int stride, bool decodes = false) {
@@ -169,15 +162,22 @@ template <class Pointers> struct ActivationsOf {
         return sizeof(float) * floats + sizeof(int) * ints - lost;
     }
     int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
-    void add(const char* name, int layers, size_t rows, size_t cols, size_t element) {
-        TensorSpec s = {name, layers, rows, cols};
+    // the number of L layers for which an activation is kept
+    int kept_layers(Keep keep, int L) const {
+        const bool saved = keep == Keep::Saved && purpose == Purpose::Train;
+        const bool cached = keep == Keep::Cached && purpose != Purpose::Evaluate;
+        return saved || cached ? L : 0;
+    }
+    void add(const char* name, Keep keep, int L, size_t rows, size_t cols, size_t element) {
+        if (keep == Keep::Backward && purpose != Purpose::Train) { return; }
+        TensorSpec s = {name, kept_layers(keep, L), rows, cols};
         s.element = element;
         table.add(s);
     }
-    void add_position(const PositionTables& position, Purpose purpose) {
+    void add_position(const PositionTables& position) {
         position_parts = position.parts;
         for (TensorSpec s : position.acts) {
-            s.layers = kept_layers(s.keep, purpose, s.layers);
+            s.layers = kept_layers(s.keep, s.layers);
             position_table.add(s);
         }
     }
@@ -270,45 +270,35 @@ inline int qkv_columns(int C, int extra_columns) { return round_up(3 * C + extra
 // From a row of qkv to the next: on a GPU each begins on a cache line, of 128 bytes
 inline int qkv_row(int columns) { return ON_GPU ? round_up(columns, 128 / (int)sizeof(floatX)) : columns; }
 
-// One part of model.config.position in a layer of a model
-template <class Model, class Acts>
-PositionView position_view(const Model& model, const Acts& acts, int part, int layer, int T, float* grads) {
-    const PositionPart& here = acts.position_parts[(size_t)part];
-    const int at = (int)(std::find(here.layers.begin(), here.layers.end(), layer) - here.layers.begin());
-    PositionView v(position_shape(model.config, acts.B, acts.stride(T), acts.decodes()));
-    v.run = &model.config.position;
-    v.config = &v.run->parts[(size_t)part];
-    v.layer = at;
-    v.columns = qkv_columns(v.C(), model.columns_of[(size_t)layer]);
-    v.OC = qkv_row(v.columns);
-    v.kv_len = acts.kv_len;
-    v.forgotten = acts.forgotten;
-    v.mask = v.run->mask_of(layer);
-    v.mask.documents = acts.documents;
-    v.params = &model.table;
-    v.first_param = model.first_position_param + here.first_param;
-    v.acts = &acts.position_table;
-    v.first_act = here.first_act;
-    v.master = model.master;
-    v.grads = grads;
-    v.act_data = acts.position_data;
-    return v;
-}
-
 // The encodings of a layer, for a forward of T tokens a sequence. grads: null while evaluating
 template <class Model, class Acts>
 LayerPosition layer_position(const Model& model, const Acts& acts, int layer, int T, float* grads = nullptr) {
-    const std::vector<std::vector<int>>& pattern = model.config.position.pattern;
-    const std::vector<int>& here = pattern[(size_t)layer % pattern.size()];
+    const PositionConfig& run = model.config.position;
+    const std::vector<int>& here = run.pattern[(size_t)layer % run.pattern.size()];
+    const int extra_columns = model.columns_of[(size_t)layer];
+    PositionView common(position_shape(model.config, acts.B, acts.stride(T), acts.decodes()));
+    common.run = &run;
+    common.columns = qkv_columns(common.C(), extra_columns);
+    common.OC = qkv_row(common.columns);
+    common.kv_len = acts.kv_len;
+    common.forgotten = acts.forgotten;
+    common.mask = run.mask_of(layer);
+    common.mask.documents = acts.documents;
+    common.params = &model.table;
+    common.acts = &acts.position_table;
+    common.master = model.master;
+    common.grads = grads;
+    common.act_data = acts.position_data;
     LayerPosition all;
-    const int used = 3 * model.config.C + model.columns_of[(size_t)layer];
-    all.new_padding = pattern.size() > 1 && used % 8 != 0;
-    float factor = 1.0f;                                    // of q.k, by those before
+    all.new_padding = run.pattern.size() > 1 && common.columns > 3 * common.C() + extra_columns;
     for (auto part = here.rbegin(); part != here.rend(); ++part) {      // the last step comes first: position_step()
-        PositionView& v = all.views[(size_t)all.count++];
-        v = position_view(model, acts, *part, layer, T, grads);
-        v.score_factor = factor;
-        with_position(v, [&](const auto& encoding) { factor *= encoding.score_factor(v.stride); });
+        const PositionPart& tensors = acts.position_parts[(size_t)*part];
+        PositionView& v = all.views[(size_t)all.count++] = common;
+        v.config = &run.parts[(size_t)*part];
+        v.layer = (int)(std::find(tensors.layers.begin(), tensors.layers.end(), layer) - tensors.layers.begin());
+        v.first_param = model.first_position_param + tensors.first_param;
+        v.first_act = tensors.first_act;
+        with_position(v, [&](const auto& encoding) { common.score_factor *= encoding.score_factor(v.stride); });
     }
     PositionView &scale = all.views[0], &bias = all.views[(size_t)all.count - 1];
     if ((position_hooks(*bias.config) & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) {
