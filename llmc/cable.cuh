@@ -280,8 +280,8 @@ struct KCableBias : CableBias {
         sum_shares(bh, i0, ni, j0, nj, dlogit, ld, [&](int r, int c, float d) {
             const float D = t.distance(r, c), a = t.argument(r, D);
             const float dk = d * (-2.0f * a / (1.0f + a * a));              // dlogit k
-            const float dg = inside ? dk * D : -d * fast_log1p(a * a);
-            return Shares{dg, j0 + c > i0 + r ? -dk : dk};
+            const float of_S = j0 + c > i0 + r ? -dk : dk;
+            return Shares{inside ? dk * D : -d * fast_log1p(a * a), of_S};
         });
     }
 };

@@ -119,11 +119,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
                                        args.inside);
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (Kind == FlashBias::Distance) {          // on a bidirectional diagonal each pair has its own sign
-                    const bool negative = Edge && !Causal && m == owner.tile() && j > i + k;
-                    tile_dS[r] += query[k].weight * (negative ? -pair.dlogit[k] : pair.dlogit[k]);
-                }
-                if (Kind == FlashBias::LogDistance) { tile_dS[r] += query[k].weight * (pair.dlogit[k] * pair.bend[k]); }
+                const bool negative = Edge && !Causal && m == owner.tile() && j > i + k;
+                const float turned = negative ? -pair.dlogit[k] : pair.dlogit[k];
+                pair.to_key(tile_dS[r], k, pair.dlogit[k], turned, query[k].weight);
                 P_pair[k] = pair.P[k];
                 dlogit_pair[k] = pair.dlogit[k];
             }

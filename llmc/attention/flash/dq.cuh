@@ -128,7 +128,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     struct Owned {                                          // of the owned queries
         FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
         FlashQuery query[OWN];                              // the lane's
-        float inv[OWN];                                     // Fire
     };
     struct Sums {
         FlashFragment<HS> dQ = {};
@@ -165,10 +164,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
         const FlashQueries* from = owner.block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
         UNROLL
-        for (int r = 0; r < OWN; r++) {
-            own.query[r] = from->row[owner.row(r)];
-            own.inv[r] = own.query[r].weight;
-        }
+        for (int r = 0; r < OWN; r++) { own.query[r] = from->row[owner.row(r)]; }
         cp_async_commit();
         flash_wait_copies();
         __syncthreads();
@@ -233,15 +229,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                                        hidden, args.inside);
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (Kind == FlashBias::Distance) {          // on a bidirectional diagonal each pair has its own sign
-                    const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
-                    tile_sum[lane_row] += negative ? -pair.dlogit[k] : pair.dlogit[k];
-                    tile_dg[lane_row] += pair.dlogit[k] * (side == 0.0f ? -fabsf(pair.distance[k]) : key[k]);
-                }
-                if (Kind == FlashBias::LogDistance) {
-                    tile_sum[lane_row] += pair.dlogit[k] * pair.bend[k];
-                    tile_dg[lane_row] -= pair.dlogit[k] * pair.by_g[k];
-                }
+                const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
+                const float turned = negative ? -pair.dlogit[k] : pair.dlogit[k];
+                pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
                 dlogit_pair[k] = pair.dlogit[k];
             }
             if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
@@ -270,7 +260,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             Scores y;                                       // Fire
             if (Kind == FlashBias::Fire) {
                 fire.meet(args, row, FLASH_ROWS, n * FLASH_TILE + c0, STRIP);
-                flash_fire_y(y, args, own.inv, keys + c0, row, n * FLASH_TILE + c0);
+                const float inv[OWN] = {own.query[0].weight, own.query[1].weight};
+                flash_fire_y(y, args, inv, keys + c0, row, n * FLASH_TILE + c0);
                 fire.apply(P, y);
             }
             start(P, dlogit, queries, keys, side, n, c0);
@@ -298,10 +289,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         UNROLL
         for (int r = 0; r < OWN; r++) {
             sums.row[r] += tile_sum[r];
-            // keys on one side: -sum dlogit |S_i - S_j| = side (sum dlogit S_j - S_i sum dlogit)
-            if (Kind == FlashBias::Distance) {
-                sums.dg[r] += side == 0.0f ? tile_dg[r] : side * (tile_dg[r] - queries[r].place * tile_sum[r]);
-            }
+            FlashTerms<Kind>::finish(sums.dg[r], tile_dg[r], tile_sum[r], queries[r].place, side);
         }
     }
     // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it

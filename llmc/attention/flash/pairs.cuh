@@ -54,57 +54,109 @@ __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) 
     return args.table[(size_t)h * args.table_entries + entry];
 }
 
-// Two logits of one owned row, neighbours in the streamed direction: two keys of a query, or two queries of a key.
-template <FlashBias Kind> struct FlashPair {
+// A bias in two logits of one owned row, neighbours in the streamed direction: two keys of a query, or two queries of a
+// key. None has nothing in them.
+//   start      what the product of a pair starts from, q.k over scale, so that the tensor cores are busy meanwhile.
+//              key: the key's place, counted from what its query's is. side: flash_side. unit: 1 / scale
+//   gradient   what start left out of log2 P, and what the sums need of it
+//   to_query   adds dlogit to the dq kernel's sums over a tile of keys: `sum`, of the row part of dS, and dg
+//   to_key     adds it to the column part of dS, in the dkdv kernel
+//   finish     dg of a query from both sums, when the tile is done
+// turned: dlogit, or -dlogit where i < j on a bidirectional diagonal: there each pair has its own sign
+template <FlashBias Kind> struct FlashTerms {
+    float distance[2];                                      // S_i - S_j, of CABLE's biases
+
+    __device__ static float start(float, const FlashQuery& query, float, float, float) { return query.start; }
+    __device__ void gradient(float (&)[2], const FlashQuery (&)[2], bool) {}
+    __device__ void to_query(float&, float&, int, float, float, float, float) const {}
+    __device__ void to_key(float&, int, float, float, float) const {}
+    __device__ static void finish(float&, float, float, float, float) {}
+};
+template <> struct FlashTerms<FlashBias::Linear> : FlashTerms<FlashBias::None> {
+    __device__ static float start(float, const FlashQuery& query, float key, float, float) {
+        return query.start - query.weight * fabsf(query.place - key);
+    }
+};
+template <> struct FlashTerms<FlashBias::Toeplitz> : FlashTerms<FlashBias::None> {
+    __device__ static float start(float, const FlashQuery& query, float entry, float, float unit) {
+        return query.start + unit * entry;
+    }
+};
+template <> struct FlashTerms<FlashBias::Fire> : FlashTerms<FlashBias::None> {
+    __device__ static float start(float B, const FlashQuery& query, float, float, float) { return B + query.start; }
+};
+template <> struct FlashTerms<FlashBias::Distance> : FlashTerms<FlashBias::None> {
+    __device__ static float start(float, const FlashQuery& query, float key, float side, float) {
+        float score = query.start;
+        if (side == 0.0f) { score -= query.weight * fabsf(query.place - key); }
+        else { score += side * query.weight * key; }
+        return score;
+    }
+    __device__ void to_query(float& sum, float& dg, int k, float dlogit, float turned, float key, float side) const {
+        sum += turned;
+        dg += dlogit * (side == 0.0f ? -fabsf(distance[k]) : key);
+    }
+    __device__ void to_key(float& dS, int, float, float turned, float weight) const { dS += weight * turned; }
+    // keys on one side: -sum dlogit |S_i - S_j| = side (sum dlogit S_j - S_i sum dlogit)
+    __device__ static void finish(float& all, float dg, float sum, float place, float side) {
+        all += side == 0.0f ? dg : side * (dg - place * sum);
+    }
+};
+template <> struct FlashTerms<FlashBias::LogDistance> : FlashTerms<FlashBias::None> {
+    float bend[2];                                          // a / (1 + a^2) of a = h (S_i - S_j)
+    float by_g[2];                                          // -dB/dg
+
+    // inside: h = g and w = 1, else h = 1 and w = g, in -w log(1 + (h D)^2). One reciprocal for two; 1e9: their product
+    // stays finite
+    __device__ void gradient(float (&x)[2], const FlashQuery (&query)[2], bool inside) {
+        float a[2], u[2], log[2];
+        UNROLL
+        for (int k = 0; k < 2; k++) {
+            a[k] = fmaxf(-1e9f, fminf(1e9f, (inside ? query[k].weight : 1.0f) * distance[k]));
+            u[k] = 1.0f + a[k] * a[k];
+            log[k] = lg2(u[k]);
+        }
+        const float both = rcp(u[0] * u[1]);
+        UNROLL
+        for (int k = 0; k < 2; k++) {
+            bend[k] = a[k] * (both * u[1 - k]);
+            by_g[k] = inside ? 2.0f * bend[k] * distance[k] : LN2 * log[k];
+            x[k] -= (inside ? 1.0f : query[k].weight) * log[k];
+        }
+    }
+    __device__ void to_query(float& sum, float& dg, int k, float dlogit, float, float, float) const {
+        sum += dlogit * bend[k];
+        dg -= dlogit * by_g[k];
+    }
+    __device__ void to_key(float& dS, int k, float dlogit, float, float weight) const {
+        dS += weight * (dlogit * bend[k]);
+    }
+};
+
+// Two logits with their gradients
+template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
     float P[2];
     float dlogit[2];
-    float distance[2];  // S_i - S_j
-    float bend[2];      // LogDistance: a / (1 + a^2) of a = h (S_i - S_j), and -dB/dg
-    float by_g[2];
 
-    // What the products of the pair start from, so that the tensor cores are busy meanwhile: q.k from B - lse, over
-    // scale, but for LogDistance's B, whose parts the gradient needs, and Fire's, which is in the scores already; dP
-    // from -row_dot.  key: the keys' places, counted from what their queries' are; Toeplitz: entries of the table.
-    // side: flash_side.  unit: 1 / scale
+    // scores: Fire's hold B
     __device__ static void start(float* scores, float* dP, const FlashQuery (&query)[2], const float (&key)[2],
                                  float side, float unit) {
         UNROLL
         for (int k = 0; k < 2; k++) {
             dP[k] = query[k].minus_dot;
-            scores[k] = Kind == FlashBias::Fire ? scores[k] + query[k].start : query[k].start;
-            if (Kind == FlashBias::Linear || (Kind == FlashBias::Distance && side == 0.0f)) {
-                scores[k] -= query[k].weight * fabsf(query[k].place - key[k]);
-            } else if (Kind == FlashBias::Distance) {
-                scores[k] += side * query[k].weight * key[k];
-            }
-            if (Kind == FlashBias::Toeplitz) { scores[k] += unit * key[k]; }
+            scores[k] = FlashTerms<Kind>::start(scores[k], query[k], key[k], side, unit);
         }
     }
-    // scores, dP: the products.  inside: LogDistance has h = g and w = 1, else h = 1 and w = g, in -w log(1 + (h D)^2)
+    // scores, dP: the products
     __device__ FlashPair(const float* scores, const float* dP, const FlashQuery (&query)[2], const float (&key)[2],
                          float scale2, const bool (&hidden)[2], bool inside) {
         float x[2];                                         // log2 P
         UNROLL
         for (int k = 0; k < 2; k++) {
             x[k] = scale2 * scores[k];
-            if (flash_is_cable(Kind)) { distance[k] = query[k].place - key[k]; }
+            if (flash_is_cable(Kind)) { this->distance[k] = query[k].place - key[k]; }
         }
-        if (Kind == FlashBias::LogDistance) {               // one reciprocal for two; 1e9: their product stays finite
-            float a[2], u[2], log[2];
-            UNROLL
-            for (int k = 0; k < 2; k++) {
-                a[k] = fmaxf(-1e9f, fminf(1e9f, (inside ? query[k].weight : 1.0f) * distance[k]));
-                u[k] = 1.0f + a[k] * a[k];
-                log[k] = lg2(u[k]);
-            }
-            const float both = rcp(u[0] * u[1]);
-            UNROLL
-            for (int k = 0; k < 2; k++) {
-                bend[k] = a[k] * (both * u[1 - k]);
-                by_g[k] = inside ? 2.0f * bend[k] * distance[k] : LN2 * log[k];
-                x[k] -= (inside ? 1.0f : query[k].weight) * log[k];
-            }
-        }
+        this->gradient(x, query, inside);
         UNROLL
         for (int k = 0; k < 2; k++) { P[k] = hidden[k] ? 0.0f : ex2(x[k]); }
         UNROLL
