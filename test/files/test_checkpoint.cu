@@ -1,16 +1,12 @@
 // checkpoint.h, outdir.h, weights.h, import.h: a checkpoint is restored bit for bit, no damage goes unnoticed, no kill
 // and no failed write costs the checkpoint before, and foreign weights land where they belong.
-#include "test/catch.h"
-
 #include <csignal>
-#include <map>
 
-#include <sys/ptrace.h>
 #include <sys/resource.h>
-#include <sys/syscall.h>
 #include <sys/wait.h>
 
 #include "test/checkpoint.h"
+#include "test/files.h"
 #include "llmc/engine/files/import.h"
 
 namespace {
@@ -20,25 +16,8 @@ const int C = 8, MAX_T = 6;
 const int V = 11, Vp = 16;
 const int PAD_ROWS = 4;             // that qkvw and qkvb have after their last used row
 
-struct TempDir {
-    std::string path;
-    TempDir() {
-        // in memory where possible: on a disk, hundreds of saves would wait for their fsync
-        path = std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp") + "/test_checkpoint.XXXXXX";
-        REQUIRE(mkdtemp(&path[0]) != nullptr);
-    }
-    ~TempDir() { remove(path); }
-    static void remove(const std::string& path) {
-        for (const std::string& name : list_directory(path)) {
-            if (is_directory(path + "/" + name)) {
-                remove(path + "/" + name);
-            } else {
-                unlink((path + "/" + name).c_str());
-            }
-        }
-        rmdir(path.c_str());
-    }
-};
+// In memory where possible: on a disk, hundreds of saves would wait for their fsync.
+const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
 
 // What is written to stderr while it lives.
 struct CaptureStderr {
@@ -183,12 +162,7 @@ std::vector<std::string> hidden(const std::string& out) {
     return names;
 }
 
-void put_byte(const std::string& path, size_t at, char byte) {
-    const int fd = open(path.c_str(), O_WRONLY);
-    const bool done = pwrite(fd, &byte, 1, (off_t)at) == 1;
-    close(fd);
-    if (!done) { FAIL("cannot change " << path); }
-}
+void put_byte(const std::string& path, size_t at, char byte) { patch_file(path, std::string(1, byte), at); }
 
 // what one rank of several holds: a slice of the layout, packed
 struct Part {
@@ -454,12 +428,11 @@ TEST_CASE("checkpoint: one of another model is refused before anything changes")
         CHECK(c.state["step"] == 99);
     };
     Model model = filled(3);
-    const char* keys[] = {"n_layer", "n_head", "n_embd", "vocab_size"};
-    for (const char* key : keys) {
+    for (const char* key : {"n_layer", "n_head", "n_embd", "vocab_size"}) {
         Checkpoint c = model.checkpoint(99);
-        c.config[key] = c.config[key].get<int>() + 1;
-        refused(model, c,
-                strprintf("%s: expected %d, got %d", key, c.config[key].get<int>(), c.config[key].get<int>() - 1));
+        const int had = c.config[key].get<int>();
+        c.config[key] = had + 1;
+        refused(model, c, strprintf("%s: expected %d, got %d", key, had + 1, had));
     }
     Checkpoint c = model.checkpoint(99);
     c.config["position"]["name"] = "alibi";
@@ -618,63 +591,38 @@ TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothi
 
 namespace {
 
-struct Syscall { long number; uint64_t argument[3]; long result; };
+int calls_left = 0;
 
-// Runs f in a child process that is killed at its stop-th entry to or exit from a system call. Returns -1 if f ended
-// first, -2 if this machine does not allow tracing, -3 if f failed. `log` receives the calls that returned.
-template <class F> int kill_at(int stop, F f, std::vector<Syscall>* log = nullptr) {
+// Runs f in a child process that is killed before its n-th call that changes the disk, from 0 on. Returns whether there
+// was such a call.
+template <class F> bool killed_at(int n, F f) {
     const pid_t pid = fork();
     if (pid == 0) {
-        if (ptrace(PTRACE_TRACEME, 0, nullptr, nullptr) != 0) { _exit(77); }
-        raise(SIGSTOP);
+        calls_left = n;
+        io_hook = [](IoCall&) {
+            if (calls_left-- == 0) { raise(SIGKILL); }
+            return 0;
+        };
         try { f(); } catch (...) { _exit(1); }
         _exit(0);
     }
     int status = 0;
-    if (pid < 0 || waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) { return -2; }
-    ptrace(PTRACE_SETOPTIONS, pid, nullptr, (void*)PTRACE_O_TRACESYSGOOD);
-    struct __ptrace_syscall_info info;
-    Syscall call = {};
-    for (int stops = 0;; stops++) {
-        if (stops == stop) {
-            kill(pid, SIGKILL);
-            waitpid(pid, &status, 0);
-            return stops;
-        }
-        ptrace(PTRACE_SYSCALL, pid, nullptr, nullptr);
-        if (waitpid(pid, &status, 0) != pid || !WIFSTOPPED(status)) {
-            return WIFEXITED(status) && WEXITSTATUS(status) == 0 ? -1 : -3;
-        }
-        if (log == nullptr || ptrace(PTRACE_GET_SYSCALL_INFO, pid, (void*)sizeof(info), &info) <= 0) { continue; }
-        if (info.op == PTRACE_SYSCALL_INFO_ENTRY) {
-            call.number = (long)info.entry.nr;
-            for (int i = 0; i < 3; i++) { call.argument[i] = info.entry.args[i]; }
-        } else if (info.op == PTRACE_SYSCALL_INFO_EXIT) {
-            call.result = (long)info.exit.rval;
-            log->push_back(call);
-        }
-    }
-}
-
-bool is_rename(long number) {
-#ifdef SYS_rename
-    if (number == SYS_rename) { return true; }
-#endif
-    return number == SYS_renameat || number == SYS_renameat2;
+    REQUIRE(waitpid(pid, &status, 0) == pid);
+    REQUIRE((WIFSIGNALED(status) || WEXITSTATUS(status) == 0));
+    return WIFSIGNALED(status);
 }
 
 } // namespace
 
-TEST_CASE("checkpoint: after a kill at any system call of a save the old or the new one is whole", "[fork]") {
+TEST_CASE("checkpoint: after a kill at any call of a save the old or the new one is whole", "[fork]") {
     const bool same_step = GENERATE(false, true);       // false: a new step, and the old one is deleted; true: replaced
     int old_found = 0, new_found = 0;
     int wrong = 0;
-    for (int stop = 0;; stop++) {
+    bool killed = true;
+    for (int n = 0; killed; n++) {
         TempDir out;
         save(out.path, 1, 1);
-        const int killed = kill_at(stop, [&] { save(out.path, same_step ? 1 : 2, 2, 1); });
-        if (killed == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
-        REQUIRE(killed != -3);
+        killed = killed_at(n, [&] { save(out.path, same_step ? 1 : 2, 2, 1); });
         std::string before_cleaning = find_checkpoint(out.path);
         clean_output_directory(out.path);
         const std::string dir = find_checkpoint(out.path);
@@ -687,7 +635,7 @@ TEST_CASE("checkpoint: after a kill at any system call of a save the old or the 
         wrong += !is_new && !loads_as(dir, 1);
         wrong += !same_step && is_new != (dir == out.path + "/step_00000002");
         (is_new ? new_found : old_found)++;
-        if (killed == -1) { CHECK(is_new); break; }
+        CHECK((killed || is_new));
     }
     CHECK(wrong == 0);
     CHECK(old_found > 20);
@@ -731,46 +679,6 @@ TEST_CASE("checkpoint: --load takes the one that it names, and no other instead"
     CHECK(first == of(1));
     save(out.path, 2, 2);
     CHECK(find_weights(first) == first);
-}
-
-TEST_CASE("checkpoint: files and directory are synced before the rename that publishes them, which is synced too",
-          "[fork][P2]") {
-    TempDir out;
-    std::vector<Syscall> log;
-    const int ended = kill_at(-1, [&] { save(out.path, 2, 2); }, &log);
-    if (ended == -2) { WARN("SKIPPED: this machine allows no ptrace"); return; }
-    REQUIRE(ended == -1);
-    REQUIRE(log.size() > 20);
-    std::map<long, char> open_files;                    // 'd': a directory, 'r': read, 'w': written, 's': synced
-    int files = 0, renames = 0;
-    int synced_directories = 0, synced_after = 0;       // before the rename, and after it
-    int wrong = 0;                                      // closed or renamed without a sync
-    for (const Syscall& call : log) {
-        const long fd = (long)call.argument[0];
-        if (call.number == SYS_openat && call.result >= 0) {
-            const int flags = (int)call.argument[2];
-            const bool directory = (flags & O_DIRECTORY) == O_DIRECTORY;
-            open_files[call.result] = directory ? 'd' : 'r';
-            if (flags & O_CREAT) { open_files[call.result] = 'w'; }
-            files += (flags & O_CREAT) != 0;
-        }
-        if (call.number == SYS_fsync && call.result == 0) {
-            synced_directories += open_files[fd] == 'd' && renames == 0;
-            synced_after += open_files[fd] == 'd' && renames == 1;
-            if (open_files[fd] == 'w') { open_files[fd] = 's'; }
-        }
-        if (call.number == SYS_write && open_files.count(fd) && open_files[fd] == 's') { open_files[fd] = 'w'; }
-        if (call.number == SYS_close) { wrong += open_files.count(fd) && open_files[fd] == 'w'; open_files.erase(fd); }
-        if (is_rename(call.number)) {
-            renames++;
-            for (const auto& f : open_files) { wrong += f.second == 'w'; }
-        }
-    }
-    CHECK(files == 5);
-    CHECK(renames == 1);
-    CHECK(wrong == 0);
-    CHECK(synced_directories == 1);
-    CHECK(synced_after == 1);
 }
 
 TEST_CASE("output directory: one run at a time", "[fork][P6]") {
@@ -890,6 +798,18 @@ std::string load_into(Model& model, const std::string& path) {
     return err.text();
 }
 
+// GPT-2's weights fill a model with learned positions, and a CABLE but for the encoding's own tensors. Returns stderr.
+std::string fill_both(const std::string& path) {
+    Model learned = nines(false, true), cable = nines(true, false);
+    CHECK(load_into(learned, path) == "");
+    CHECK(wrong_elements(learned) == 0);
+    const std::string said = load_into(cable, path);
+    CHECK(wrong_elements(cable) == 0);
+    CHECK(contains(said, "(wpe) are not used"));
+    CHECK(contains(said, "they keep their initial values"));
+    return said;
+}
+
 } // namespace
 
 TEST_CASE("import: llm.c's .bin, float32 and bf16") {
@@ -897,24 +817,13 @@ TEST_CASE("import: llm.c's .bin, float32 and bf16") {
     const int version = GENERATE(3, 5);
     const std::string path = dir.path + "/model.bin", text = llmc_bin(version);
     write_text(path, text);
-    Model learned = nines(false, true), cable = nines(true, false);
-    CHECK(load_into(learned, path) == "");
-    CHECK(wrong_elements(learned) == 0);
-    const std::string said = load_into(cable, path);
-    CHECK(wrong_elements(cable) == 0);
-    CHECK(contains(said, "(wpe) are not used"));
+    const std::string said = fill_both(path);
     CHECK(contains(said, "lacks transformer.h.0.attn.cable.c.weight"));
     CHECK(contains(said, "and 4 more; they keep their initial values"));
     const size_t lacks = said.find("lacks ");
     CHECK(std::count(said.begin() + (long)lacks, said.end(), ',') == 3);        // four names
 
-    const Json config = read_config(path);
-    CHECK(config["n_layer"] == L);
-    CHECK(config["n_head"] == NH);
-    CHECK(config["n_embd"] == C);
-    CHECK(config["vocab_size"] == V);
-    CHECK(config["n_positions"] == MAX_T);
-    CHECK_FALSE(config.contains("position"));
+    CHECK(read_config(path) == gpt2_config(V, MAX_T, C, L, NH, Json()));
 
     int accepted = 0;
     for (int field = 0; field < 8; field++) {           // every field of the header, with hostile values
@@ -958,15 +867,7 @@ TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buf
     write_text(dir.path + "/config.json", gpt2_config(V, MAX_T, C, L, NH, Json()).dump());
     CHECK(read_config(dir.path)["n_layer"] == L);
     CHECK(read_config(path)["vocab_size"] == V);
-    for (const std::string& from : {path, dir.path}) {
-        Model learned = nines(false, true), cable = nines(true, false);
-        CHECK(load_into(learned, from) == "");
-        CHECK(wrong_elements(learned) == 0);
-        const std::string said = load_into(cable, from);
-        CHECK(wrong_elements(cable) == 0);
-        CHECK(contains(said, "they keep their initial values"));
-        CHECK(contains(said, "(wpe) are not used"));
-    }
+    for (const std::string& from : {path, dir.path}) { fill_both(from); }
 }
 
 TEST_CASE("import: foreign weights that do not fit are refused before anything changes") {
@@ -1131,13 +1032,7 @@ TEST_CASE("import: a model in several files with their index") {
     write_shards();
     write_text(dir.path + "/config.json", gpt2_config(V, MAX_T, C, L, NH, Json()).dump());
     CHECK(read_config(dir.path)["n_layer"] == L);
-    for (const std::string& from : {dir.path, index}) {
-        Model learned = nines(false, true), cable = nines(true, false);
-        CHECK(load_into(learned, from) == "");
-        CHECK(wrong_elements(learned) == 0);
-        CHECK(contains(load_into(cable, from), "they keep their initial values"));
-        CHECK(wrong_elements(cable) == 0);
-    }
+    for (const std::string& from : {dir.path, index}) { fill_both(from); }
     const auto refused = [&](const std::string& message) {
         Model model = nines(false, true);
         throws_with([&] { load_into(model, dir.path); }, message);
