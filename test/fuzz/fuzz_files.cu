@@ -810,16 +810,6 @@ Seeds seeds_prompt() {
 bool fuzz_tokenizers(const std::string& bytes) {
     return fuzz_tokenizer((const uint8_t*)bytes.data(), bytes.size()) == 0;
 }
-Seeds seeds_tokenizers() {
-    return {"\x03The cat's 3 hats:\n\n  na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 \xED\x95\x9C \xE4\xBD\xA0 "
-            "the thing in \xC3\x89!!  100 aaaaaaa",
-            zero + "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\xC4\xA0\xC5\x83\": 3, \"<|endoftext|>\": 4}\x01"
-                   "#version: 0.2\na b\n",
-            "\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncaf\xC3\xA9\n1\n##0\n", "\x02" + fuzz_vocabulary(),
-            "\x04{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\"]}, "
-            "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
-            "\"added_tokens\": [{\"id\": 3, \"content\": \"<|endoftext|>\", \"special\": true}]}"};
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // the program
@@ -836,7 +826,7 @@ const struct Target {
     {"hellaswag", fuzz_hellaswag, seeds_hellaswag}, {"manifest", fuzz_manifest, seeds_manifest},
     {"outdir", fuzz_outdir, seeds_outdir},
     {"state", fuzz_state, seeds_state}, {"log", fuzz_log, seeds_log},
-    {"prompt", fuzz_prompt, seeds_prompt}, {"tokenizer", fuzz_tokenizers, seeds_tokenizers}};
+    {"prompt", fuzz_prompt, seeds_prompt}, {"tokenizer", fuzz_tokenizers, tokenizer_seeds}};
 const Target* target = nullptr;
 
 // What parsers have failed on, or might. They may refuse it.

@@ -48,6 +48,18 @@ std::string fuzz_vocabulary() {
     return s;
 }
 
+// Inputs that are accepted: text, and the files of each kind of tokenizer
+std::vector<std::string> tokenizer_seeds() {
+    return {"\x03The cat's 3 hats:\n\n  na\xC3\xAFve \xE2\x82\xAC \xF0\x9F\x98\x80 \xED\x95\x9C \xE4\xBD\xA0 "
+            "the thing in \xC3\x89!!  100 aaaaaaa",
+            std::string(1, '\0') + "{\"a\": 0, \"b\": 1, \"ab\": 2, \"\xC4\xA0\xC5\x83\": 3, \"<|endoftext|>\": 4}\x01"
+                   "#version: 0.2\na b\n",
+            "\x01[PAD]\n[UNK]\n[SEP]\nthe\n##s\n\xC3\xA9\ncaf\xC3\xA9\n1\n##0\n", "\x02" + fuzz_vocabulary(),
+            "\x04{\"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0, \"b\": 1, \"ab\": 2}, \"merges\": [\"a b\"]}, "
+            "\"pre_tokenizer\": {\"type\": \"ByteLevel\", \"add_prefix_space\": false}, "
+            "\"added_tokens\": [{\"id\": 3, \"content\": \"<|endoftext|>\", \"special\": true}]}"};
+}
+
 void must(bool good, const char* what) {
     if (!good) { die(99, "%s", what); }
 }

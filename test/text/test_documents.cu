@@ -320,34 +320,6 @@ TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents][asa
     CHECK(w.refused(dir / "p.txt", "expected a collection, got groups of 3 documents", 1) == 2);
 }
 
-TEST_CASE("documents: text has the ids of BERT's own tokenizer", "[documents]") {
-    const std::string data = real_data();
-    if (data.empty()) { return; }
-    TempDir dir;
-    const Tokenizer tokenizer = Tokenizer::load(data + "vocab.txt");
-    const std::string golden = read_file(data + "golden_bert_wordpiece.jsonl");
-    std::string text;
-    std::vector<std::vector<int>> wanted;
-    for (size_t begin = 0, end; begin < golden.size(); begin = end + 1) {
-        end = std::min(golden.find('\n', begin), golden.size());
-        const Json j = parse_json<Json>(golden.substr(begin, end - begin), "golden");
-        const std::string line = j.at("text").get<std::string>();
-        std::vector<int> ids = j.at("ids").get<std::vector<int>>();
-        if (ids.empty() || line.find_first_of("\n\t") != std::string::npos) { continue; }
-        text += line + "\n";
-        ids.insert(ids.begin(), CLS);
-        ids.push_back(SEP);
-        wanted.push_back(ids);
-    }
-    write_file(dir / "golden.txt", text);
-    const Documents d(dir / "golden.txt", "--encode", BERT, 1, &tokenizer);
-    REQUIRE((d.size() == wanted.size() && d.size() > 300));
-    for (size_t i = 0; i < wanted.size(); i++) {
-        INFO("text " << i);
-        CHECK(read(d, i, 4096) == wanted[i]);
-    }
-}
-
 TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][asan][P10]") {
     TempDir dir;
     write_file(dir / "train_0.bin", shard(0, 30, 3));
