@@ -1,7 +1,8 @@
-// lab/heads.h -- where each head of a model looks (--heads): a second pass over the scores of each layer, from the lse
-// that its attention has stored, in memory that grows with T and not with T x T.
+// lab/heads.h -- inside a model's attention: where each head looks (--heads), and the biases that an encoding adds to
+// the scores of a text (--dump_bias).
 //
-// With P_ij = e^(logit_ij - lse_i) and the mean over all queries i of all windows:
+// --heads takes a second pass over the scores of each layer, from the lse that its attention has stored, in memory that
+// grows with T and not with T x T. With P_ij = e^(logit_ij - lse_i) and the mean over all queries i of all windows:
 //   sinks(n)   = mean sum_{j < n} P_ij                      the weight of the first n keys of a window
 //   entropy    = mean -sum_j P_ij log P_ij                  nats
 //   distance   = mean sum_j P_ij |i - j|
@@ -11,12 +12,11 @@
 #pragma once
 
 #include "../attention/choose.cuh"
-#include "../engine/json.h"
+#include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
 
 constexpr int LIVE_TILE = 64;                   // a multiple of ATTENTION_TILE
 constexpr int HEAD_SINKS = 16;                  // keys whose weights are summed one by one
-constexpr int SHOWN_SINKS[] = {1, 4, HEAD_SINKS};
 
 // The kernel's sums for one (batch, head): these, and then the weight at each distance, (T)
 enum HeadSum { ENTROPY_SUM, LIVE_SUM, SINK_SUMS, DISTANCE_SUMS = SINK_SUMS + HEAD_SINKS };
@@ -27,17 +27,14 @@ inline size_t head_sums_shared(const AttentionDims& dims) {
 }
 
 // sums (B*NH,DISTANCE_SUMS+stride), live (B*NH,ceil(stride/LIVE_TILE)), qkv (B,stride,OC), lse (B,NH,stride). One block
-// per (batch, head), so that every sum has one writer and one order.
+// per (batch, head), so that every sum has one writer and one order; of one thread, as only a CPU runs it.
 template <bool Causal, class Bias>
 __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, const float* lse, Bias bias,
                                  AttentionDims dims, float least) {
     constexpr int TILE = ATTENTION_TILE;
     const int HS = dims.HS;
-    const int OC = dims.OC;
     const int width = dims.padded_HS();
     const int bh = blockIdx.x;
-    const int b = bh / dims.NH;
-    const int h = bh % dims.NH;
     const Visits<Causal, Bias::counts_gates> visits(dims, bh);
     const int T = visits.tokens;
     const int live_tiles = ceil_div(dims.stride, LIVE_TILE);
@@ -46,36 +43,30 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     float* P = K_tile + TILE * width;                       // (keys, queries): scores, then weights
     float* entropy = P + TILE * TILE;                       // of each query, and its largest weight, in this tile
     float* largest = entropy + TILE;
-    const Matrix<const floatX> q = view(qkv + (size_t)b * dims.stride * OC + h * HS, T, HS, OC);
-    const Matrix<const floatX> k = view(q.data + dims.C(), T, HS, OC);
+    const floatX* of_head = qkv + (size_t)(bh / dims.NH) * dims.stride * dims.OC + bh % dims.NH * HS;
+    const Matrix<const floatX> q = view(of_head, T, HS, dims.OC);
+    const Matrix<const floatX> k = view(of_head + dims.C(), T, HS, dims.OC);
     sums += (size_t)bh * (DISTANCE_SUMS + dims.stride);
     live += (size_t)bh * live_tiles;                        // the largest weight of each tile in these rows
     lse += (size_t)bh * dims.stride;
-    for (int e = threadIdx.x; e < DISTANCE_SUMS + dims.stride; e += blockDim.x) { sums[e] = 0.0; }
+    for (int e = 0; e < DISTANCE_SUMS + dims.stride; e++) { sums[e] = 0.0; }
     for (int i0 = 0; i0 < T; i0 += TILE) {
         const int ni = imin(TILE, T - i0);
-        __syncthreads();
         load_tile_transposed(Q_T, block(q, i0, ni, 0, HS), dims.scale);
-        for (int n = threadIdx.x; i0 % LIVE_TILE == 0 && n < live_tiles; n += blockDim.x) { live[n] = 0.0f; }
+        for (int n = 0; i0 % LIVE_TILE == 0 && n < live_tiles; n++) { live[n] = 0.0f; }
         for (const PairTile<Causal>& t : visits.keys_of(i0, ni)) {
             const int j0 = t.j0;
             const int nj = t.nj;
-            __syncthreads();
             load_tile(K_tile, block(k, j0, nj, 0, HS), 1.0f);
-            __syncthreads();
             // 1. scores = k q^T, as in attention_forward_kernel
             block_matmul(view(P, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
-            __syncthreads();
-            // 2. weights; a thread or SIMD lane per query sums its entropy
+            // 2. weights; a SIMD lane per query sums its entropy
             t.hide(transposed(view(P, nj, ni, TILE)));
             add_bias(view(P, nj, ni, TILE), bias, bh, t, dims.factors(bh, i0));
-            for (int r = threadIdx.x; r < ni; r += blockDim.x) {
-                entropy[r] = 0.0f;
-                largest[r] = 0.0f;
-            }
+            for (int r = 0; r < ni; r++) { entropy[r] = largest[r] = 0.0f; }
             for (int c = 0; c < nj; c++) {
                 SIMD
-                for (int r = threadIdx.x; r < ni; r += blockDim.x) {
+                for (int r = 0; r < ni; r++) {
                     float log_p = P[c * TILE + r] - lse[i0 + r];
                     log_p = log_p < LEAST_LOGIT ? LEAST_LOGIT : log_p;
                     const float p = fast_exp(log_p);
@@ -84,32 +75,30 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
                     largest[r] = p > largest[r] ? p : largest[r];
                 }
             }
-            __syncthreads();
-            // 3. by distance: a thread per diagonal r - c. The tiles on the diagonal have each distance twice
+            // 3. by distance: the diagonals r - c. The tiles on the diagonal have each distance twice
             const auto diagonal = [&](int d) {
                 float sum = 0.0f;
                 for (int r = imax(0, d); r < imin(ni, nj + d); r++) { sum += P[(r - d) * TILE + r]; }
                 return sum;
             };
-            for (int d = (int)threadIdx.x - (nj - 1); d < ni; d += blockDim.x) {
+            for (int d = 1 - nj; d < ni; d++) {
                 const int distance = i0 > j0 ? i0 - j0 + d : j0 - i0 - d;
                 if (i0 != j0) { sums[DISTANCE_SUMS + distance] += diagonal(d); }
                 else if (d >= 0) { sums[DISTANCE_SUMS + d] += diagonal(d) + (d > 0 ? diagonal(-d) : 0.0f); }
             }
             // 4. by key, the sinks
-            for (int c = threadIdx.x; j0 == 0 && c < imin(HEAD_SINKS, nj); c += blockDim.x) {
+            for (int c = 0; j0 == 0 && c < imin(HEAD_SINKS, nj); c++) {
                 float sum = 0.0f;
                 for (int r = 0; r < ni; r++) { sum += P[c * TILE + r]; }
                 sums[SINK_SUMS + c] += sum;
             }
-            for (int r = 0; r < ni && threadIdx.x == 0; r++) {
+            for (int r = 0; r < ni; r++) {
                 sums[ENTROPY_SUM] += entropy[r];
                 live[j0 / LIVE_TILE] = fmaxf(live[j0 / LIVE_TILE], largest[r]);
             }
         }
         // 5. the tiles of these 64 queries
-        __syncthreads();
-        if (threadIdx.x > 0 || ((i0 + TILE) % LIVE_TILE > 0 && i0 + TILE < T)) { continue; }
+        if ((i0 + TILE) % LIVE_TILE > 0 && i0 + TILE < T) { continue; }
         for (int n = 0; n < live_tiles; n++) { sums[LIVE_SUM] += live[n] > least ? 1.0 : 0.0; }
     }
 }
@@ -136,6 +125,7 @@ struct HeadStatistics {
     std::vector<double> sinks, by_distance;     // (HEAD_SINKS), (T): sums over queries
     ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of each window's last token
 
+    explicit HeadStatistics(int T) : sinks(HEAD_SINKS), by_distance((size_t)T) {}
     double of_sinks(int n) const { return std::accumulate(sinks.begin(), sinks.begin() + n, 0.0) / (double)queries; }
     double distance() const {
         double sum = 0;
@@ -158,8 +148,7 @@ struct HeadStatistics {
     double live_tiles() const { return live / (double)tiles; }
 };
 
-// The statistics of all heads of a model at one length. Only a CPU build computes them (run/plan.h refuses --heads
-// elsewhere), for any model's checkpoint.
+// The statistics of all heads of a model at one length, on a CPU only: run/plan.h refuses --heads elsewhere.
 template <bool Causal> struct HeadWatch {
     int NH, T;
     std::vector<HeadStatistics> heads;          // (L,NH)
@@ -167,13 +156,8 @@ template <bool Causal> struct HeadWatch {
     std::vector<float> live;
 
     HeadWatch(int L, int NH, int B, int T)
-        : NH(NH), T(T), heads((size_t)L * NH), sums((size_t)B * NH * (DISTANCE_SUMS + T)),
-          live((size_t)B * NH * ceil_div(T, LIVE_TILE)) {
-        for (HeadStatistics& head : heads) {
-            head.sinks.assign(HEAD_SINKS, 0.0);
-            head.by_distance.assign((size_t)T, 0.0);
-        }
-    }
+        : NH(NH), T(T), heads((size_t)L * NH, HeadStatistics(T)), sums((size_t)B * NH * (DISTANCE_SUMS + T)),
+          live((size_t)B * NH * ceil_div(T, LIVE_TILE)) {}
 
     // Adds the results of layer l for B windows of T tokens, where only the first lengths[b] count: qkv (B,T,OC) after
     // the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
@@ -231,7 +215,7 @@ private:
 inline Json head_json(const HeadStatistics& head, int layer, int h, const PositionConfig& position, int T,
                       int stride) {
     Json sinks = Json::object(), by_distance = Json::array();
-    for (int n : SHOWN_SINKS) { sinks[std::to_string(n)] = head.of_sinks(n); }
+    for (int n : {1, 4, HEAD_SINKS}) { sinks[std::to_string(n)] = head.of_sinks(n); }
     by_distance.push_back(head.weight(0, 1));
     for (size_t d = 1; d < head.by_distance.size(); d *= 2) { by_distance.push_back(head.weight(d, 2 * d)); }
     Json j = {{"kind", "head"}, {"pos", position.name}, {"T", T}, {"T_train", position.T_train}, {"stride", stride},
@@ -255,4 +239,159 @@ template <class Model, class Acts> auto watch_heads(Model& model, Acts& acts, in
         to->add(l, layer, qkv, lse, rows, acts.watched_lengths, model.stream);
     };
     return watch;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --dump_bias
+
+// out (T,T): B_ij for j <= i, times the query's factor if there are factors, 0 elsewhere.  One block a row.
+template <class Bias>
+__global__ void bias_matrix_kernel(float* out, Bias bias, const float* factor, int bh, int T) {
+    const int i = blockIdx.x;
+    const float factor_i = factor == nullptr ? 1.0f : factor[(size_t)bh * T + i];
+    for (int j0 = 0; j0 < T; j0 += ATTENTION_TILE) {
+        const auto tile = bias.tile(bh, i, j0);
+        for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < T; c += blockDim.x) {
+            out[(size_t)i * T + j0 + c] = j0 + c <= i ? factor_i * tile(0, c) : 0.0f;
+        }
+    }
+}
+
+// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
+inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
+    std::vector<float> host((size_t)T * T);
+    with_position(view, [&](auto position) {
+        const auto bias = position.bias();
+        check(bias.flash != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
+        check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: its biases depend on the scores of other "
+              "keys, and are not kept", view.config->name.c_str());
+        if constexpr (!decltype(position.bias())::counts_gates) {
+            using Bias = std::decay_t<decltype(bias)>;
+            float* out = (float*)device_malloc(sizeof(float) * T * T);
+            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, view.factor, head, T);
+            copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
+            device_free(out);
+        }
+    });
+    return host;
+}
+
+// Which matrices --dump_bias writes.
+enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2, BIAS_PARTS = -3 };     // of layers or heads; the last two of heads
+constexpr const char* BIAS_WORDS[] = {"all", "mean", "parts"};
+
+inline std::string bias_name(int choice) { return choice < 0 ? BIAS_WORDS[-1 - choice] : std::to_string(choice); }
+
+// "3", "all" or, for heads, "mean" or "parts"
+inline bool parse_bias_choice(const std::string& text, int count, bool head, int& choice) {
+    for (choice = BIAS_ALL; choice >= (head ? BIAS_PARTS : BIAS_ALL); choice--) {
+        if (text == bias_name(choice)) { return true; }
+    }
+    return parse_value(text, between(0, count - 1), choice);
+}
+
+inline Json json_matrix(const std::vector<float>& matrix, int T) {
+    Json rows = Json::array();
+    for (auto row = matrix.begin(); row != matrix.end(); row += T) { rows.push_back(std::vector<float>(row, row + T)); }
+    return rows;
+}
+
+// What the weights of one head are made of, over a text of T tokens: softmax of q_i.k_j + B_ij over the visible keys.
+//   q, k (T,HS)   as attention reads them, after the encoding's prepare_forward; q times the scale of the scores
+//   window        of this layer, 0: none
+// and B, unless it is 0:
+//   S_offset (T), S_origin (ceil(T/128)), g (T), log, inside       cable and kcable, as in cable.cuh, g times a factor
+//   by_distance (T)                                                B_ij at the distances i - j = 0 .. T-1
+//   rows (T,T)                                                     any other, or with ssmax, as bias_matrix has it
+inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, int T, Stream stream) {
+    Json j = Json::object();
+    const auto numbers = [&](auto* device, size_t count) {
+        std::vector<std::decay_t<decltype(*device)>> host(count);
+        copy_to_host(host.data(), device, sizeof(*device) * count, stream);
+        return host;
+    };
+    with_position(view, [&](auto position) {
+        const auto bias = position.bias();
+        using Bias = std::decay_t<decltype(bias)>;
+        const size_t HS = (size_t)view.HS, row = (size_t)view.OC;
+        const float scale = attention_dims(view, T, 0, view.score_factor * position.score_factor(view.stride)).scale;
+        const auto all = numbers(qkv, (size_t)T * row);
+        std::vector<float> q, k;
+        for (size_t t = 0; t < (size_t)T; t++) {
+            const floatX* of = &all[t * row + (size_t)head * HS];
+            for (size_t c = 0; c < HS; c++) {
+                q.push_back((float)of[c] * scale);
+                k.push_back((float)of[(size_t)view.C() + c]);
+            }
+        }
+        j = {{"q", q}, {"k", k}, {"window", view.mask.window}};
+        FlashBiasArgs args = {};
+        bias.fill(args);
+        if (args.S_offset != nullptr && (view.factor == nullptr || !args.inside)) {
+            const size_t at = (size_t)head * T, chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
+            j["S_offset"] = numbers(args.S_offset + at, (size_t)T);
+            j["S_origin"] = numbers(args.S_origin + (size_t)head * chunks, chunks);
+            std::vector<float> g = numbers(args.g + at, (size_t)T);
+            if (view.factor != nullptr) {
+                const std::vector<float> factor = numbers(view.factor + at, (size_t)T);
+                for (size_t t = 0; t < g.size(); t++) { g[t] *= factor[t]; }
+            }
+            j["g"] = g;
+            j["log"] = Bias::flash == FlashBias::LogDistance;
+            j["inside"] = args.inside;
+        } else if (Bias::flash != FlashBias::None) {
+            const std::vector<float> matrix = bias_matrix(view, head, T, stream);
+            const bool line = Bias::flash == FlashBias::Linear || Bias::flash == FlashBias::Toeplitz;
+            const std::vector<float> last_row(matrix.rbegin(), matrix.rbegin() + T);
+            if (line && view.factor == nullptr) { j["by_distance"] = last_row; }
+            else { j["rows"] = json_matrix(matrix, T); }
+        }
+    });
+    return j;
+}
+
+// Writes DIRECTORY/bias_LAYER_HEAD.json for scripts/plot.py: the bias over the tokens `ids`, which are shown as
+// `labels`: one matrix, or a list of them if there are several layers or heads. HEAD "parts", for scripts/explorer.py:
+// bias_parts of each head instead, which every encoding but cope has.
+template <class Model>
+void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
+                const std::string& directory) {
+    const int T = (int)ids.size(), NH = model.config.NH;
+    auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
+    activations_allocate(acts);
+    std::vector<float> logits;
+    forward_logits(model, acts, ids.data(), T, 0, logits);
+    check_finite("logits", logits.data(), logits.size());
+    Json matrices = Json::array();
+    for (int l = std::max(layer, 0); l < (layer == BIAS_ALL ? model.config.L : layer + 1); l++) {
+        const PositionView view = layer_position(model, acts, l, T).bias();
+        std::vector<double> mean(head == BIAS_MEAN ? (size_t)T * T : 0);
+        for (int h = std::max(head, 0); h < (head < 0 ? NH : head + 1); h++) {
+            Json one = {{"layer", l}, {"head", h}};
+            if (head == BIAS_PARTS) {
+                one.update(bias_parts(view, acts.a.qkv(l), h, T, model.stream));
+            } else {
+                const std::vector<float> matrix = bias_matrix(view, h, T, model.stream);
+                for (size_t i = 0; i < mean.size(); i++) { mean[i] += matrix[i] / NH; }
+                one["bias"] = json_matrix(matrix, T);
+            }
+            if (mean.empty()) { matrices.push_back(one); }
+        }
+        if (mean.empty()) { continue; }
+        matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix({mean.begin(), mean.end()}, T)}});
+    }
+    Json j = {{"pos", model.config.position.name}, {"tokens", labels}};
+    if (head == BIAS_PARTS) {                               // which keys are visible: position/documents.cuh
+        const AttentionMask& mask = model.config.position.mask;
+        std::vector<int> begins(mask.by_document() ? (size_t)T : 0);
+        copy_to_host(begins.data(), acts.documents, sizeof(int) * begins.size(), model.stream);
+        j.update({{"sinks", mask.sinks}, {"begins", begins}});
+    }
+    acts.release();
+    if (layer == BIAS_ALL || head == BIAS_ALL || head == BIAS_PARTS) { j["matrices"] = matrices; }
+    else { for (const char* key : {"layer", "head", "bias"}) { j[key] = matrices[0][key]; } }
+    const std::string path = directory + "/bias_" + bias_name(layer) + "_" + bias_name(head) + ".json";
+    io_mkdirs(directory);
+    write_text_whole(path, json_text(j) + "\n");
+    printf("wrote %s\n", printable(path, LONGEST_MESSAGE).c_str());
 }

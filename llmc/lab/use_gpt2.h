@@ -3,7 +3,6 @@
 #pragma once
 
 #include "generate.h"
-#include "inspect.h"
 #include "tasks.h"
 #include "validate.h"
 
