@@ -402,21 +402,8 @@ def plot_curve(runs):
 def read_bias(path):
     """the file's object, each bias in it a lower triangle: NaN above the diagonal"""
     data = console.read_object(path)
-    if "matrices" in data:
-        console.field(data, "matrices", console.list_of("objects", console.OBJECT), path)
-    grid = data.get("matrices", [])
-    head = ('"mean"', lambda v: v == "mean") if "mean" in [m.get("head") for m in grid or [data]] else console.COUNT
-    for n, m in enumerate(grid or [data]):
-        for name, kind in ("layer", console.COUNT), ("head", head):
-            if grid or name in m:
-                console.field(m, name, kind, f"{path}: matrix {n}")
+    for m in console.field({"matrices": [data], **data}, "matrices", console.list_of("objects", console.OBJECT), path):
         m["bias"] = triangle(path, console.field(m, "bias", ("a list of rows", lambda v: isinstance(v, list)), path))
-    T, places = len((grid or [data])[0]["bias"]), {(m["layer"], m["head"]) for m in grid}
-    if len(places) < len(grid) or any(len(m["bias"]) != T for m in grid):
-        raise BadInput(f"{path}: matrices: expected each layer and head once, and as many rows in each")
-    tokens = f"{T} texts", lambda v: console.list_of("texts", console.TEXT)[1](v) and len(v) == T
-    for name, kind in ("pos", console.TEXT), ("tokens", tokens):
-        console.field({name: T * [""] if name == "tokens" else "", **data}, name, kind, path)
     return data
 
 
@@ -526,13 +513,15 @@ def plot_heads(runs):
     return fig
 
 
-def colour_range(matrices):
-    """(the lowest value but for 2 % of all, the highest; whether there are lower ones)"""
+def colours_of(matrices):
+    """how imshow colours these biases: from the lowest value but for 2 % of all to the highest; and how the bar of the
+    colours ends"""
     numpy = console.need("numpy")
     values = numpy.concatenate([m[numpy.isfinite(m)] for m in matrices])
     values.sort()
     low, high = values[int(0.02 * (len(values) - 1))], values[-1]
-    return low, high, values[0] < low
+    colours = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1, "interpolation": "nearest"}
+    return colours, "min" if values[0] < low else "neither"
 
 
 def plot_bias_grid(data):
@@ -541,11 +530,10 @@ def plot_bias_grid(data):
     layers, heads = (sorted({m[key] for m in matrices}) for key in ("layer", "head"))
     fig, axes = figure(1.2 + 0.9 * len(heads), 1 + 0.9 * len(layers), nrows=len(layers), ncols=len(heads),
                        squeeze=False)
-    low, high, lower = colour_range([m["bias"] for m in matrices])
+    colours, extend = colours_of([m["bias"] for m in matrices])
     for m in matrices:
         ax = axes[layers.index(m["layer"])][heads.index(m["head"])]
-        image = ax.imshow(m["bias"], cmap="viridis", vmin=low, vmax=high if high > low else low + 1,
-                          interpolation="nearest")
+        image = ax.imshow(m["bias"], **colours)
         ax.grid(False)
         ax.set_xticks([])
         ax.set_yticks([])
@@ -553,8 +541,7 @@ def plot_bias_grid(data):
             ax.set_title(f"head {m['head']}", fontsize=8)
         if m["head"] == heads[0]:
             ax.set_ylabel(f"layer {m['layer']}", fontsize=8)
-    bar = fig.colorbar(image, ax=axes, shrink=0.85, extend="min" if lower else "neither")
-    bar.set_label(f"{data.get('pos', 'bias')} ({data['unit']})")
+    fig.colorbar(image, ax=axes, shrink=0.85, extend=extend).set_label(f"{data.get('pos', 'bias')} ({data['unit']})")
     return fig
 
 
@@ -567,14 +554,13 @@ def plot_bias(paths, normalize=False):
         return plot_bias_grid(data)
     bias, tokens = data["bias"], data.get("tokens") or []
     T = len(bias)
-    low, high, lower = colour_range([bias])
-    colours = {"cmap": "viridis", "vmin": low, "vmax": high if high > low else low + 1}
-    if low < 0 < high:                              # both signs: white means 0
-        colours = {"cmap": "PuOr_r", "vmin": -max(-low, high), "vmax": max(-low, high)}
+    colours, extend = colours_of([bias])
+    low, high = colours["vmin"], colours["vmax"]
+    if low < 0 and (bias > 0).any():                # both signs: white means 0
+        colours.update(cmap="PuOr_r", vmin=-max(-low, high), vmax=max(-low, high))
     fig, ax = figure(7.2, 6)
     ax.grid(False)
-    bar = fig.colorbar(ax.imshow(bias, interpolation="nearest", **colours), shrink=0.85,
-                       extend="min" if lower else "neither")
+    bar = fig.colorbar(ax.imshow(bias, **colours), shrink=0.85, extend=extend)
     bar.set_label(f"bias added to the scaled score ({data['unit']})")
     if len(tokens) == T and T <= 48:
         shown = [literal(str(t).replace("\n", "↵").replace(" ", "␣").replace("\t", "⇥")) for t in tokens]
