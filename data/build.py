@@ -127,14 +127,14 @@ def fill(stream, manifest, encoder, encoding):
             first = max(0, cursor["piece"] - begin)
             todo = window.pieces[first:]
             bundle = ((p.text, p.first, p.last) for p in todo)
-            for k, (piece, ids) in enumerate(zip(todo, encoder.arrays(bundle)), first + 1):
+            for index, (piece, ids) in enumerate(zip(todo, encoder.arrays(bundle)), begin + first):
                 if shards.limit_reached():
                     break
-                index = begin + k - 1
                 shards.add(piece, ids, index, cursor["token"] if index == cursor["piece"] else 0)
-                progress.update(position + (window.end - position) * k // len(window.pieces), len(ids))
+                read = (window.end - position) * (index + 1 - begin) // len(window.pieces)
+                progress.update(position + read, len(ids))
             position, begin = window.end, begin + len(window.pieces)
-            if shards.limit_reached():
+            if shards.limit_reached() and begin >= cursor["piece"] + (cursor["token"] > 0):     # as it was reached
                 break
         shards.close(window.counts)
     except BaseException:

@@ -408,6 +408,16 @@ class Restart(Case):
             self.build("o", self.paths)
         self.assertEqual(contents(self.path("o")), before)
 
+    def test_a_limit_that_was_reached_before_the_end(self):
+        for shard in 500, 499:                      # the second one ends within a piece
+            out = f"o{shard}"
+            self.build(out, self.paths, shard=shard, shards=2)
+            before, manifest = contents(self.path(out)), common.Manifest(self.path(out), {}, {})
+            manifest.data = {**common.read_manifest(manifest.path), "complete": False, "counts": {}}
+            manifest.save()
+            self.build(out, self.paths, shard=shard, shards=2)
+            self.assertEqual(contents(self.path(out)), before)
+
     def test_two_writers(self):
         with common.locked(self.path("o")):
             self.assertEqual(forked(self.refused_by_lock), 0)
