@@ -34,6 +34,8 @@ from lint import tracked_files
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md"], ["README.md"]
 MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
+# a code block with the marks before it, or a mark that has none
+PART = re.compile(r"^(?P<marks>(<!--.*\n)*)```.*\n(?P<text>((?!```).*\n)*)(?P<end>```)?|^(?P<alone><!--.*)", re.M)
 FEW = " FEW_POSITIONS=1"
 
 
@@ -50,17 +52,17 @@ class Block:
 def blocks_of(page, text):
     """the marked code blocks of a page; a mark without a block is a Failure"""
     found = []
-    for m in re.finditer(r"^((?:<!--.*\n)*)```.*\n((?:(?!```).*\n)*)(```)?|^<!--.*", text, re.M):
-        place, marks = f"{page}:{text.count(chr(10), 0, m.start()) + 1}", (m[1] or m[0]).splitlines()
-        for mark in marks if m[1] != "" else ():
+    for part in PART.finditer(text):
+        place, marks = f"{page}:{text[:part.start()].count(chr(10)) + 1}", (part["alone"] or part["marks"]).splitlines()
+        for mark in marks:
             if not MARK.match(mark):
                 raise Failure(f"{place}: expected a mark of dev/recipe.py, got {mark}")
-            if m[1] is None:
-                raise Failure(f"{place}: expected a code block after the mark")
-        if m[1] and not m[3]:
+        if part["alone"]:
+            raise Failure(f"{place}: expected a code block after the mark")
+        if marks and not part["end"]:
             raise Failure(f"{place}: this code block has no end")
-        if m[1]:                                        # the rest is only for the reader
-            found.append(Block(place, [MARK.match(mark).groups() for mark in marks], m[2]))
+        if marks:                                       # the rest is only for the reader
+            found.append(Block(place, [MARK.match(mark).groups() for mark in marks], part["text"]))
     return found
 
 
