@@ -105,6 +105,11 @@ class TestConsole(Folder):
         os.symlink("one", self.path("two"))
         for text in "first", b"second":                         # the link leads nowhere, then to a file
             console.write_whole(self.path("two"), text)
+
+        def blocks():
+            yield b"third"
+            raise console.BadInput("cut short")
+        self.assertRaises(console.BadInput, console.write_whole, self.path("two"), blocks())
         self.assertEqual((self.read("there", "a"), os.listdir(self.path("there"))), ("second", ["a"]))
         self.assertEqual([os.readlink(self.path(name)) for name in ("one", "two")], ["there/a", "one"])
         self.device("full", 7)
