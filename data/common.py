@@ -27,13 +27,6 @@ MANIFEST = "manifest.json"
 SHARD_TOKENS = 100_000_000
 
 
-def human(n, unit="B"):
-    for prefix in ("", "k", "M", "G"):
-        if n < 1000 or prefix == "G":
-            return f"{n:.{1 if prefix else 0}f} {prefix}{unit}"
-        n /= 1000
-
-
 # Flags ----------------------------------------------------------------------------------------------------------------
 
 def parser(description, out, encodings=("gpt2", "bert")):
@@ -72,8 +65,8 @@ def writing(path):
         directory = os.path.dirname(path) or "."
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
             free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
-            raise BadInput(f"{path}: the disk is full ({e.strerror}; {human(free)} free); finished shards are kept: "
-                           "make room and run the same command again") from None
+            raise BadInput(f"{path}: the disk is full ({e.strerror}; {free >> 20:,} MB free); finished shards are "
+                           "kept: make room and run the same command again") from None
         raise BadInput(f"{path}: cannot write: {e.strerror}") from None
 
 

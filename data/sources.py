@@ -434,7 +434,7 @@ def windows(reader, units, seed, window_bytes):
             if piece.last:
                 documents.append(current)
                 current = []
-            while size >= window_bytes:             # twice if the rest is a long document that goes on
+            while size >= window_bytes:             # twice if the rest begins a long document
                 yield window(documents or [current])
                 number += 1
                 current, documents = current if documents else [], []

@@ -29,14 +29,8 @@ def run(command, **options):
     return result.stdout
 
 
-def losses_of(command, env):
-    """starts the program and hands out its losses as they come"""
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True, errors="replace", env=env) as process:
-        for line in process.stdout:
-            found = re.match(r"step +\d+/\d+ \| loss ([0-9.]+)", line)
-            yield float(found.group(1)) if found else line.rstrip("\n")
-    if process.returncode != 0:
-        sys.exit(f"{command[0]}: exit code {process.returncode}")
+def losses_of(text):
+    return [float(loss) for loss in re.findall(r"^step +\d+/\d+ \| loss ([0-9.]+)", text, re.M)]
 
 
 def main():
@@ -54,8 +48,8 @@ def main():
     env = {**os.environ, "OMP_WAIT_POLICY": "passive"}
     print(f"compiling {args.source}")
     compiler = os.environ.get("CXX", "g++").split()
-    for name, real in (("float", "float"), ("double", "double")):
-        run([*compiler, *FLAGS, f"-DREAL={real}", args.source, "-o", os.path.join(out, name)])
+    for real in "float", "double":
+        run([*compiler, *FLAGS, f"-DREAL={real}", args.source, "-o", os.path.join(out, real)])
     common = ["--train_files", args.text, "--T", args.T, "--B", args.B, "--lr", args.lr, "--final_lr", args.final_lr,
               "--weight_decay", args.weight_decay, "--seed", args.seed, "--steps", args.steps, "--warmup", args.warmup]
     start = os.path.join(args.out, "start")
@@ -63,20 +57,16 @@ def main():
     run(["./train_gpt2", *common, "--load", start, "--out", os.path.join(args.out, "trainer"), "--val_every", "0",
          "--sample_every", "0"], env=env)
     trained = [r["loss"] for r in console.read_log(os.path.join(out, "trainer"), "train", ended=True)]
-    exact = [x for x in losses_of([os.path.join(out, "double"), *common, "--model", args.model, "--tokens", "0"], env)
-             if isinstance(x, float)]
-    print(f"{'step':>6} {'in float64':>12} {'one file':>12} {'./train_gpt2':>12}")
-    worst, error, step = 0.0, 0.0, 0
-    for loss in losses_of([os.path.join(out, "float"), *common, "--model", args.model], env):
-        if not isinstance(loss, float):
-            print(loss)
-            continue
-        print(f"{step + 1:6d} {exact[step]:12.8f} {loss:12.8f} {trained[step]:12.8f}", flush=True)
-        error = max(error, abs(loss - exact[step]))
-        worst = max(worst, abs(trained[step] - exact[step]))
-        step += 1
-    good = step == len(trained) == len(exact) == int(args.steps) and worst <= MULTIPLE * error
-    print(f"\n{step} steps; from float64, the one file in float32 is at most {error:.1e} off and ./train_gpt2 "
+    train = lambda real, *more: run([os.path.join(out, real), *common, "--model", args.model, *more], env=env)
+    exact, text = losses_of(train("double", "--tokens", "0")), train("float")
+    print(re.sub(r"^step .*\n", "", text, flags=re.M) + f"{'step':>6} {'in float64':>12} {'one file':>12} "
+          f"{'./train_gpt2':>12}")
+    found, worst, error = losses_of(text), 0.0, 0.0
+    for step, (x, ours, theirs) in enumerate(zip(exact, found, trained), 1):
+        print(f"{step:6d} {x:12.8f} {ours:12.8f} {theirs:12.8f}")
+        error, worst = max(error, abs(ours - x)), max(worst, abs(theirs - x))
+    good = len(found) == len(trained) == len(exact) == int(args.steps) and worst <= MULTIPLE * error
+    print(f"\n{len(found)} steps; from float64, the one file in float32 is at most {error:.1e} off and ./train_gpt2 "
           f"{worst:.1e}" + ("" if good else f": expected at most {MULTIPLE} times the former"))
     return 0 if good else 1
 

@@ -129,8 +129,8 @@ def score(args):
     shown = lambda v: "-" if v is None else f"{v:.4f}"
     lines = [f"LongPPL over {len(keys['keys']):,} key tokens of {keys['candidates']:,}, windows of {keys['long']:,} "
              f"tokens; the keys are those of {keys['evaluator']} ({keys['short']:,} tokens, alpha {keys['alpha']:g}, "
-             f"beta {keys['beta']:g}).", "", "| model | LongPPL | perplexity |", "|---|---|---|"]
-    lines += [f"| {checkpoint} | {shown(of_keys)} | {shown(of_all)} |" for checkpoint, of_keys, of_all in rows]
+             f"beta {keys['beta']:g}).", ""]
+    lines += console.table(["model", "LongPPL", "perplexity"], [[c, shown(k), shown(p)] for c, k, p in rows])
     os.makedirs(args.out, exist_ok=True)
     console.write_whole(os.path.join(args.out, "longppl.md"), "\n".join(lines) + "\n")
     console.write_whole(os.path.join(args.out, "longppl.json"), json.dumps(

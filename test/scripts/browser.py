@@ -1,5 +1,4 @@
 """browser.py -- a headless Chromium that a test drives through a pair of pipes, with the standard library."""
-import base64
 import json
 import os
 import shutil
@@ -81,10 +80,6 @@ class Browser:
         self.call("Input.dispatchMouseEvent", type="mouseMoved", x=x, y=y)
         for kind in ("mousePressed", "mouseReleased") if click else ():
             self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
-
-    def screenshot(self, path):
-        with open(path, "wb") as f:
-            f.write(base64.b64decode(self.call("Page.captureScreenshot")["data"]))
 
     def close(self):
         """Chromium is asked to end, as only it knows when its helpers have written their last file"""
