@@ -314,7 +314,7 @@ inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, in
         const auto bias = position.bias();
         using Bias = std::decay_t<decltype(bias)>;
         const size_t HS = (size_t)view.HS, row = (size_t)view.OC;
-        const float scale = attention_dims(view, T, 0, view.score_factor * position.score_factor(view.stride)).scale;
+        const float scale = attention_dims(position, T, 0).scale;
         const auto all = numbers(qkv, (size_t)T * row);
         std::vector<float> q, k;
         for (size_t t = 0; t < (size_t)T; t++) {
