@@ -17,7 +17,8 @@
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
 #include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
 #include "llmc/position/layer.cuh"                  // step 2: the encodings of a layer
-#include "llmc/attention/choose.cuh"                // step 3: attention over a sequence
+#include "llmc/attention.cuh"                       // step 3: attention over a sequence
+#include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization
 #include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
 #include "llmc/rows.cuh"                            // the rows of masked tokens, and the row of the token type

@@ -15,8 +15,9 @@
 #include "llmc/layernorm.cuh"                       // steps 1, 6 and 10: normalization
 #include "llmc/matmul.cuh"                          // steps 2, 5, 7 and 9, and the logits: matrix products
 #include "llmc/position/layer.cuh"                  // step 3: the encodings of a layer
-#include "llmc/attention/choose.cuh"                // step 4: attention over a sequence
-#include "llmc/attention/decode.cuh"                //         attention of one new token to the tokens before it
+#include "llmc/attention.cuh"                       // step 4: attention over a sequence
+#include "llmc/attention/decode.cuh"                //         and of one new token to the tokens before it
+#include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/gelu.cuh"                            // step 8: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks

@@ -19,6 +19,7 @@
 #include "../engine/model.cuh"
 #include "../engine/ranks/exchange.cuh"
 #include "../engine/run/config.h"
+#include "../engine/run/config_json.h"
 #include "../engine/text/dataloader.h"
 #include "heads.h"
 #include "pieces.h"

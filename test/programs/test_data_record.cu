@@ -22,10 +22,10 @@ TEST_CASE("data record: more files than a checkpoint can list are refused", "[da
     const TempDir dir;
     const std::string path = dir / (std::string(240, 'x') + ".bin");
     write_file(path, "one");
-    const auto add = [&](DataRecord& record, const char* flag, size_t files) {
-        record.add(flag, std::vector<std::string>(files, path));
+    const auto add = [&](Json& record, const char* flag, size_t files) {
+        add_to_record(record, flag, file_records(std::vector<std::string>(files, path)));
     };
-    DataRecord many({}), record({});
+    Json many, record;
     std::string said;
     try { add(many, "train_files", 12000); } catch (const Error& e) { said = e.what(); }
     int most = 0, got = 0;
@@ -33,7 +33,7 @@ TEST_CASE("data record: more files than a checkpoint can list are refused", "[da
                    "for more, got %d; join them", &most, &got) == 2);
     CHECK(got == 12000);
     add(record, "train_files", (size_t)most - 100);         // this many fit
-    const std::string text = json_text(Json{{"data", record.json()}}, 2);
+    const std::string text = json_text(Json{{"data", record}}, 2);
     CHECK(text.size() < JSON_MAX_BYTES - 250000);
     CHECK(text.size() > JSON_MAX_BYTES - 500000);
     CHECK(parse_json(text, "state").at("data").at("train_files").size() == (size_t)most - 100);

@@ -339,10 +339,11 @@ class CollectivesBySockets(Collectives, Wire):
             self.assertEqual("error: --ranks 2: this machine has 1 core and " in p.stdout, allowed == "0", p.stdout)
 
     def test_too_few_descriptors(self):
-        """ends the ranks that have been started"""
+        """are noticed before a rank is started"""
         code, output = ended(["prlimit", "--nofile=12", COMM_ALONE, "small", "--ranks", "8"])
         self.assertEqual(code, 5, output)
         self.assertIn("error: --ranks 8: socketpair (ulimit -n?): Too many open files", output)
+        self.assertNotIn("the ranks are processes", output)
 
     def test_waiting_ranks_sleep(self):
         def switches(pid):
@@ -898,11 +899,9 @@ class TrainingByMpi(Training, Runs):
 
     SAME = "expected the same on all ranks, got"
 
-    SAME = "expected the same on all ranks, got"
-
     def test_another_model_on_a_rank_is_an_error(self):
         """each rank has its own disk, and finds a different model under the same path: nothing is trained, and the
-                message names both"""
+        message names both"""
         self.train(1, "one", steps=2, every=1)
         self.train(1, "two", "--seed", "43", steps=2, every=1)
         resume = ["--resume", "1"]

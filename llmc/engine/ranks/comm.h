@@ -1,17 +1,16 @@
 // ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or sockets (hosts: wire.h)
 // or NCCL (devices).
 //
-// A run is one rank unless a launcher or the program itself has started several; MPI is not even
-// initialized then. Every function here except comm_report is a collective: all ranks call it, in the same order.
-// Sums have a fixed shape, so that the number of ranks does not change a bit (exchange.cuh). An Error on one rank ends
-// all of them (comm_report). If a rank dies, the launcher ends the remaining ranks, or they notice it themselves.
+// A run is one rank unless a launcher or the program itself has started several (launch.h). Every function here except
+// comm_report is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of
+// ranks does not change a bit (exchange.cuh). An Error on one rank ends all of them (comm_report). If a rank dies, the
+// launcher ends the remaining ranks, or they notice it themselves.
 #pragma once
 
 #include <csignal>
+#include <fstream>
 #include <future>
 #include <thread>
-
-#include <fcntl.h>
 
 #include "../../base/device.h"
 
@@ -39,7 +38,6 @@ inline void comm_init(const Launch& launch, const Names& program) {
     }
     if (c.wire == nullptr) { refuse_launch(launch, program); }
     c.spins = c.local_size <= sysconf(_SC_NPROCESSORS_ONLN);
-    // Without this check each process would train on all of the data, and all would write to the same --out.
     if (c.size != launch.size && launch.rank > 0) { leave_to_rank0(); }
     check(c.size == launch.size, "MPI: expected the %d processes that the launcher started, got %d: is it of another "
           "MPI than the one this program was built with? --ranks needs none", launch.size, c.size);
@@ -86,8 +84,15 @@ inline int comm_threads(int asked) {
 
 // all (size * n): the n elements of every rank, in the order of the ranks
 template <class T> void comm_all_gather(T* all, const T* mine, size_t n, const char* what) {
-    if (comm().size == 1) { std::copy_n(mine, n, all); return; }
-    comm().wire->gather(all, mine, sizeof(T) * n, what);
+    const Comm& c = comm();
+    std::copy_n(mine, n, all + n * (size_t)c.rank);
+    Messages sends, receives;
+    for (int r = 0; r < c.size; r++) {
+        if (r == c.rank) { continue; }
+        sends.push_back({r, (void*)mine, sizeof(T) * n});
+        receives.push_back({r, all + n * (size_t)r, sizeof(T) * n});
+    }
+    if (c.size > 1) { c.wire->exchange(sends, receives, what); }
 }
 
 // the largest x of all ranks, on all of them
@@ -102,7 +107,11 @@ inline bool comm_stops() { return comm_max((int)stop_signal, "signals") != 0; }
 
 // data (bytes): every rank receives rank 0's
 inline void comm_broadcast(void* data, size_t bytes, const char* what) {
-    if (comm().size > 1) { comm().wire->broadcast(data, bytes, what); }
+    const Comm& c = comm();
+    Messages sends, receives;
+    if (c.rank > 0) { receives.push_back({0, data, bytes}); }
+    for (int r = 1; r < c.size && c.rank == 0; r++) { sends.push_back({r, data, bytes}); }
+    if (c.size > 1) { c.wire->exchange(sends, receives, what); }
 }
 
 // rank 0's text
@@ -114,16 +123,13 @@ inline std::string comm_text(std::string text, const char* what) {
     return text;
 }
 
-// Whether all ranks have the same parameters, by their hash. If not, `who` says which ranks differ.
-inline bool comm_replicas_agree(uint64_t hash, std::string* who = nullptr) {
+// The ranks whose hash is not rank 0's, on all ranks
+inline std::vector<int> comm_strays(uint64_t hash) {
     std::vector<uint64_t> all((size_t)comm().size);
-    comm_all_gather(all.data(), &hash, 1, "comparison of the replicas");
-    std::string strays;
-    for (size_t r = 1; r < all.size(); r++) {       // all ranks reach the same result
-        if (all[r] != all[0]) { strays += strprintf("%s%zu", strays.empty() ? "" : ", ", r); }
-    }
-    if (who != nullptr && !strays.empty()) { *who = "the parameters differ from rank 0's on rank " + strays; }
-    return strays.empty();
+    comm_all_gather(all.data(), &hash, 1, "comparison of the ranks");
+    std::vector<int> strays;
+    for (int r = 1; r < comm().size; r++) { if (all[(size_t)r] != all[0]) { strays.push_back(r); } }
+    return strays;
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -163,12 +169,11 @@ inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
 }
 // Two containers on one machine count as two.
 inline uint64_t this_machine() {
-    char name[256] = "", boot[64] = "";
+    char name[256] = "";
     gethostname(name, sizeof(name) - 1);
-    const int fd = open("/proc/sys/kernel/random/boot_id", O_RDONLY | O_CLOEXEC);
-    if (fd >= 0 && read(fd, boot, sizeof(boot) - 1) < 0) { boot[0] = '\0'; }
-    if (fd >= 0) { close(fd); }
-    return checksum(std::string(name) + " " + boot);
+    std::string boot;
+    std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+    return checksum(name + (" " + boot));
 }
 // Called after the device is chosen. Gradients go from GPU to GPU by NCCL, without which several ranks are refused.
 // Sets comm().node, too: exchange.cuh then sums on each machine first.
@@ -199,43 +204,11 @@ inline std::string comm_description() {
 inline void comm_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
     Comm& c = comm();
     for (const Message& m : sends) { c.sent += m.bytes; }
-    if (c.nccl) { nccl_exchange(sends, receives, what, stream); return; }
-    const auto filled = [](Messages all) {
-        all.erase(std::remove_if(all.begin(), all.end(), [](const Message& m) { return m.bytes == 0; }), all.end());
-        return all;
-    };
-    c.wire->exchange(filled(sends), filled(receives), what);
+    if (c.nccl) { nccl_exchange(sends, receives, what, stream); } else { c.wire->exchange(sends, receives, what); }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // work on some ranks, for which the other ranks wait without a deadline
-
-// Does the work in a detached thread. An exception goes into the future.
-template <class Work> std::future<void> in_thread(Work work) {
-    std::packaged_task<void()> task([device = current_device(), work] {
-        use_device(device);                 // a new thread has the first one
-        work();
-    });
-    std::future<void> end = task.get_future();
-    std::thread(std::move(task)).detach();
-    return end;
-}
-
-// A collective: whether the thread of any rank is still at work. `thread`: this rank's, or none. wait: first give it
-// some time. An exception of the thread is thrown again on its rank.
-inline bool threads_work(std::future<void>& thread, bool wait, const char* what) {
-    const std::chrono::duration<double> patience(wait ? std::min(1.0, comm().timeout / 4) : 0.0);
-    const bool works = thread.valid() && thread.wait_for(patience) != std::future_status::ready;
-    try {
-        if (comm_max(works, what)) { return true; }
-    } catch (const Error& e) {
-        // Another rank is gone. Do not wait for the disk: a checkpoint gets its name only when it is complete.
-        if (thread.valid()) { _exit(comm_report(e.code, e.what())); }
-        throw;
-    }
-    if (thread.valid()) { thread.get(); }
-    return false;
-}
 
 // A collective. The ranks with `mine` do the work, each in a thread, and meanwhile their main threads tell the other
 // ranks that they are alive. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
@@ -245,9 +218,21 @@ template <class Work> void ranks_work(bool mine, Work work, const char* what) {
         if (mine) { work(); }
         return;
     }
-    std::future<void> thread;
-    if (mine) { thread = in_thread(work); }
-    while (threads_work(thread, true, what)) {}
+    std::packaged_task<void()> task([device = current_device(), work] {
+        use_device(device);                 // a new thread has the first one
+        work();
+    });
+    std::future<void> end = task.get_future();
+    if (mine) { std::thread(std::move(task)).detach(); }
+    const std::chrono::duration<double> tick(std::min(1.0, comm().timeout / 4));
+    try {
+        while (comm_max(mine && end.wait_for(tick) != std::future_status::ready, what)) {}
+    } catch (const Error& e) {
+        // Another rank is gone. Do not wait for the disk: a checkpoint gets its name only when it is complete.
+        if (mine) { _exit(comm_report(e.code, e.what())); }
+        throw;
+    }
+    if (mine) { end.get(); }
 }
 
 template <class Work> void rank0_works(Work work, const char* what) { ranks_work(comm().rank == 0, work, what); }

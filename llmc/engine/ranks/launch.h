@@ -174,38 +174,33 @@ inline int cores_here() {
     return (int)std::min((double)cores, std::ceil(group_limits().cores));
 }
 
-// A pair of sockets for each two ranks. ends[r][other]: rank r's end, -1 where this process has closed it
-struct SocketPairs {
-    std::vector<std::vector<int>> ends;
-
-    explicit SocketPairs(int n) : ends((size_t)n, std::vector<int>((size_t)n, -1)) {
-        rlimit files = {};                  // this process has up to n^2 / 4 of them open
-        if (getrlimit(RLIMIT_NOFILE, &files) != 0) { return; }
-        files.rlim_cur = files.rlim_max;
+// A pair of sockets for each two ranks: ends[r][other] is rank r's end, -1 for the rank itself
+using SocketPairs = std::vector<std::vector<int>>;
+inline SocketPairs socket_pairs(int n) {
+    rlimit files = {};
+    if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
+        files.rlim_cur = files.rlim_max;        // this process has n (n - 1) ends open until all ranks are forked
         setrlimit(RLIMIT_NOFILE, &files);
     }
-    // Before rank r is forked: its pairs with the ranks after it. false and errno on failure
-    bool open_for(size_t r) {
+    SocketPairs ends((size_t)n, std::vector<int>((size_t)n, -1));
+    for (size_t r = 0; r < ends.size(); r++) {
         for (size_t other = r + 1; other < ends.size(); other++) {
             int pair[2];
-            if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair) != 0) { return false; }
+            if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
+                die(EXIT_DEVICE, "--ranks %d: socketpair (ulimit -n?): %s", n, strerror(errno));
+            }
             ends[r][other] = pair[0];
             ends[other][r] = pair[1];
         }
-        return true;
     }
-    void close_of(size_t r) {
-        for (int& fd : ends[r]) {
-            if (fd >= 0) { close(fd); }
-            fd = -1;
-        }
+    return ends;
+}
+// Closes all ends but rank r's (-1: all), so that every rank sees when another one has ended.
+inline void close_ends(const SocketPairs& ends, int r) {
+    for (int rank = 0; rank < (int)ends.size(); rank++) {
+        for (int fd : ends[(size_t)rank]) { if (rank != r && fd >= 0) { close(fd); } }
     }
-    // In rank r: its ends, while all others are closed, so that every rank sees when another one has ended
-    std::vector<int> keep(size_t r) {
-        for (size_t other = 0; other < ends.size(); other++) { if (other != r) { close_of(other); } }
-        return ends[r];
-    }
-};
+}
 
 // Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
 // ranks have ended, with the exit code in `code`. Called before any thread exists, because a fork does not
@@ -215,6 +210,7 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     const std::string why = crowd_refusal(n, cores_here(), (double)host_memory_available(),
                                           crowded != nullptr && strcmp(crowded, "1") == 0);
     check(why.empty(), "%s", why.c_str());
+    const SocketPairs ends = socket_pairs(n);
     Launch l;
     l.by = "--ranks";
     l.size = n;
@@ -230,25 +226,24 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     const pid_t parent = getpid();
     std::vector<pid_t> ranks;
     std::string shown;
-    SocketPairs pairs(n);
     for (l.rank = 0; l.rank < n; l.rank++) {
-        const bool connected = pairs.open_for((size_t)l.rank);
-        const pid_t child = connected ? fork() : -1;
+        const pid_t child = fork();
         if (child == 0) {
             become_rank(parent, before);
-            l.sockets = pairs.keep((size_t)l.rank);
+            close_ends(ends, l.rank);
+            l.sockets = ends[(size_t)l.rank];
             launch = l;
             return false;
         }
         if (child < 0) {
             const int error = errno;
             for (pid_t other : ranks) { kill(other, SIGKILL); }
-            die(EXIT_DEVICE, "--ranks %d: %s: %s", n, connected ? "fork" : "socketpair (ulimit -n?)", strerror(error));
+            die(EXIT_DEVICE, "--ranks %d: fork: %s", n, strerror(error));
         }
-        pairs.close_of((size_t)l.rank);
         ranks.push_back(child);
         shown += " " + std::to_string(child);
     }
+    close_ends(ends, -1);
     say("--ranks %d: the ranks are processes%s", n, shown.c_str());
     code = watch_ranks(ranks, awaited);
     return true;

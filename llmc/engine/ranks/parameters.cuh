@@ -308,9 +308,8 @@ inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
 // All ranks must have the same weights. why: what may be wrong otherwise
 inline void check_replicas(Parameters& p, const char* why) {
     if (comm().size == 1) { return; }
-    std::string who;
     settle_weights(p);
     const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
-    const bool agree = comm_replicas_agree(replica_hash((const float*)p.weights, words, p.stream), &who);
-    check(agree, "%s: %s", who.c_str(), why);
+    const std::vector<int> strays = comm_strays(replica_hash((const float*)p.weights, words, p.stream));
+    check(strays.empty(), "the parameters differ from rank 0's on rank %s: %s", option_text(strays).c_str(), why);
 }

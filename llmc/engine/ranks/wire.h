@@ -21,18 +21,14 @@ struct Message {
 };
 using Messages = std::vector<Message>;
 
-// `what` tells in messages what the ranks were doing. The first three are collectives.
+// `what` tells in messages what the ranks were doing.
 struct Wire {
     const char* name;                       // "MPI", "sockets"
     explicit Wire(const char* name) : name(name) {}
     virtual ~Wire() {}
 
-    // all (size * bytes): the bytes of every rank, in the order of the ranks
-    virtual void gather(void* all, const void* mine, size_t bytes, const char* what) = 0;
-    // Every rank receives rank 0's bytes.
-    virtual void broadcast(void* data, size_t bytes, const char* what) = 0;
-    // Sends and receives all pieces at once, from and to host memory. None is empty, the other rank passes a piece of
-    // the same size for each, and the pieces between two ranks keep their order.
+    // Sends and receives all pieces at once, from and to host memory. The other rank passes a piece of the same size
+    // for each, both skip pieces of 0 bytes, and the pieces between two ranks keep their order.
     virtual void exchange(const Messages& sends, const Messages& receives, const char* what) = 0;
     // At the end of a run: waits for all ranks.
     virtual void leave() = 0;
@@ -134,34 +130,30 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
 // the sockets between the processes of --ranks N: a pair for each two of them, made before they are forked (launch.h).
 // Nobody else can reach them, and nobody listens.
 //
-// They send frames: a head, followed by its number of bytes if the kind is Data. A rank that waits for anything reads
-// what arrives from any rank and sends what it can, so that no two ranks ever wait for each other to read.
+// They send packets, which the kernel keeps apart: a head, and a piece of a message if the kind is Data. A rank that
+// waits for anything reads what arrives from any rank and sends what it can, so that no two ranks ever wait for each
+// other to read.
 
-struct Frame {
+struct PacketHead {
     // Waiting: for the roll call; End: an error, which its rank has reported; Bye: the end of the run
     enum Kind : uint32_t { Data, Waiting, End, Bye };
     Kind kind;
     int32_t code;           // of an End: the exit code
-    uint64_t bytes;         // of Data
+    uint64_t bytes;         // of the whole message
 };
+constexpr size_t PACKET = 32768;            // bytes of a message in a packet, at most
 
 // The way to another rank
 struct Link {
     int fd = -1;
-    bool gone = false;                      // its process has ended: no more frames arrive
-    bool bye = false;                       // the peer leaves, but reads until this rank leaves, too
+    bool gone = false;                      // its process has ended: no more packets arrive
+    bool bye = false;                       // its last packet has arrived
     bool waiting = false;                   // the peer has sent Waiting
-    // to send: frames with their data; `sent` bytes of the first one have left
-    std::deque<std::pair<Frame, const char*>> leaving;
-    size_t sent = 0;
-    bool stuck = false;                     // sending is over: a frame has left in part, or the peer does not read
-    // Received: `got` bytes of a frame. Data go to the receiver's buffer, or are kept until there is one.
-    Frame frame = {};
-    size_t got = 0;
-    std::vector<char> body;
-    bool keep = false;                      // this frame's data go into body
-    std::deque<std::vector<char>> kept;
-    std::deque<Message> wanted;
+    std::deque<std::pair<PacketHead, const char*>> leaving;     // to send, with the data
+    size_t sent = 0;                        // bytes of the first one's data that have left
+    std::deque<Message> wanted;             // receivers' buffers
+    size_t got = 0;                         // bytes of the first one that have arrived
+    std::deque<std::pair<PacketHead, std::vector<char>>> kept;  // packets that have arrived before they were wanted
 };
 
 struct SocketWire : Wire {
@@ -174,92 +166,74 @@ struct SocketWire : Wire {
     ~SocketWire() override {
         for (Link& l : links) { if (l.fd >= 0) { close(l.fd); } }
     }
-
-    // ------------------------------------------------------------------------------------------------------
-    // what arrives
-
-    void check_size(int rank, size_t expected, size_t got) {
-        if (expected == got) { return; }
-        die(EXIT_DEVICE, "rank %d: expected %zu bytes from rank %d, got %zu: they do not do the same", comm().rank,
-            expected, rank, got);
+    // Calls f(rank, link) for each of the other ranks.
+    template <class F> void each(F f) {
+        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { f(r, links[(size_t)r]); } }
     }
-    // The oldest kept data go to the oldest waiting receive.
-    void hand_over(int rank) {
+
+    // n bytes of the first message that is wanted have arrived: in piece, or, if that is null, in their place already.
+    void arrived(int rank, const PacketHead& head, const char* piece, size_t n) {
         Link& l = links[(size_t)rank];
-        for (; !l.kept.empty() && !l.wanted.empty(); l.kept.pop_front(), l.wanted.pop_front()) {
-            check_size(rank, l.wanted.front().bytes, l.kept.front().size());
-            std::copy(l.kept.front().begin(), l.kept.front().end(), (char*)l.wanted.front().data);
+        const Message m = l.wanted.front();
+        if (head.bytes != m.bytes) {
+            die(EXIT_DEVICE, "rank %d: expected %zu bytes from rank %d, got %zu: they do not do the same", comm().rank,
+                m.bytes, rank, (size_t)head.bytes);
         }
-    }
-    void frame_begins(int rank) {
-        Link& l = links[(size_t)rank];
-        if (l.frame.kind != Frame::Data) { return; }
-        l.keep = l.wanted.empty() || !l.kept.empty();
-        if (l.keep) { l.body.resize(l.frame.bytes); return; }
-        check_size(rank, l.wanted.front().bytes, l.frame.bytes);
-    }
-    void frame_ends(int rank) {
-        Link& l = links[(size_t)rank];
+        if (piece != nullptr) { memcpy((char*)m.data + l.got, piece, n); }
+        l.got += n;
+        if (l.got < m.bytes) { return; }
+        l.wanted.pop_front();
         l.got = 0;
-        l.waiting = l.waiting || l.frame.kind == Frame::Waiting;
-        l.bye = l.bye || l.frame.kind == Frame::Bye;
-        if (l.frame.kind == Frame::End) {        // as if MPI_Abort had ended this process
-            fflush(stdout);
-            _exit(l.frame.code);
-        }
-        if (l.frame.kind != Frame::Data) { return; }
-        if (!l.keep) { l.wanted.pop_front(); return; }
-        l.kept.push_back(std::move(l.body));
-        hand_over(rank);
     }
     void receive(int rank) {
         Link& l = links[(size_t)rank];
-        const size_t head = sizeof(Frame);
         while (!l.gone) {
-            char* to = (char*)&l.frame + l.got;
-            size_t room = head - l.got;
-            if (l.got >= head) {
-                to = (l.keep ? l.body.data() : (char*)l.wanted.front().data) + (l.got - head);
-                room = head + l.frame.bytes - l.got;
-            }
-            const ssize_t n = recv(l.fd, to, room, MSG_DONTWAIT);
-            if (n < 0 && errno == EINTR) { continue; }
-            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
+            const bool wanted = !l.wanted.empty() && l.kept.empty();
+            std::vector<char> piece(wanted ? 0 : PACKET);
+            PacketHead head;
+            iovec parts[2] = {{&head, sizeof(head)}, {piece.data(), piece.size()}};
+            if (wanted) { parts[1] = {(char*)l.wanted.front().data + l.got, l.wanted.front().bytes - l.got}; }
+            msghdr message = {};
+            message.msg_iov = parts;
+            message.msg_iovlen = 2;
+            const ssize_t n = recvmsg(l.fd, &message, MSG_DONTWAIT);
+            if (n < 0 && (errno == EINTR || errno == ECONNRESET)) { continue; }     // reset: its last packets follow
+            if (n < 0 && errno == EAGAIN) { return; }
             if (n <= 0) { l.gone = true; return; }
-            l.got += (size_t)n;
-            if (l.got == head) { frame_begins(rank); }
-            const size_t after = l.frame.kind == Frame::Data ? l.frame.bytes : 0;
-            if (l.got >= head && l.got == head + after) { frame_ends(rank); }
+            l.waiting = l.waiting || head.kind == PacketHead::Waiting;
+            l.bye = l.bye || head.kind == PacketHead::Bye;
+            if (head.kind == PacketHead::End) {      // as if MPI_Abort had ended this process
+                fflush(stdout);
+                _exit(head.code);
+            }
+            if (head.kind != PacketHead::Data) { continue; }
+            if (wanted) { arrived(rank, head, nullptr, (size_t)n - sizeof(head)); continue; }
+            piece.resize((size_t)n - sizeof(head));
+            l.kept.push_back({head, std::move(piece)});
         }
     }
-
-    // ------------------------------------------------------------------------------------------------------
-    // what leaves
-
-    void post(int rank, Frame::Kind kind, int code = 0, const void* data = nullptr, size_t bytes = 0) {
+    void post(int rank, PacketHead::Kind kind, int code = 0, const void* data = nullptr, size_t bytes = 0) {
         links[(size_t)rank].leaving.push_back({{kind, code, bytes}, (const char*)data});
     }
     void send_some(int rank) {
         Link& l = links[(size_t)rank];
-        const size_t head = sizeof(Frame);
-        while (!l.stuck && !l.leaving.empty()) {
-            const auto& [frame, data] = l.leaving.front();
-            iovec parts[2] = {{(char*)&frame + std::min(l.sent, head), head - std::min(l.sent, head)}, {}};
-            const size_t of_data = l.sent - std::min(l.sent, head);
-            if (frame.bytes > 0) { parts[1] = {(char*)data + of_data, frame.bytes - of_data}; }
+        while (!l.gone && !l.leaving.empty()) {
+            auto& [head, data] = l.leaving.front();
+            const size_t piece = std::min(PACKET, head.bytes - l.sent);
+            iovec parts[2] = {{&head, sizeof(head)}, {(char*)data + l.sent, piece}};
             msghdr message = {};
             message.msg_iov = parts;
             message.msg_iovlen = 2;
             const ssize_t n = sendmsg(l.fd, &message, MSG_DONTWAIT | MSG_NOSIGNAL);
             if (n < 0 && errno == EINTR) { continue; }
-            if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) { return; }
+            if (n < 0 && errno == EAGAIN) { return; }
             if (n < 0) {
-                receive(rank);              // the peer's last frames, perhaps its error
-                l.gone = l.stuck = true;
+                receive(rank);              // the peer's last packets, perhaps its error
+                l.gone = true;
                 return;
             }
-            l.sent += (size_t)n;
-            if (l.sent < head + frame.bytes) { continue; }
+            l.sent += piece;
+            if (l.sent < head.bytes) { continue; }
             l.leaving.pop_front();
             l.sent = 0;
         }
@@ -269,52 +243,35 @@ struct SocketWire : Wire {
     void turn(int patience = 0) {
         std::vector<pollfd> asked;
         std::vector<int> ranks;
-        for (int r = 0; r < comm().size; r++) {
-            const Link& l = links[(size_t)r];
-            const int in = l.gone ? 0 : POLLIN;
-            const int out = l.leaving.empty() || l.stuck ? 0 : POLLOUT;
-            if (r == comm().rank || in + out == 0) { continue; }
-            asked.push_back({l.fd, (short)(in + out), 0});
+        each([&](int r, const Link& l) {
+            if (l.gone) { return; }
+            asked.push_back({l.fd, (short)(l.leaving.empty() ? POLLIN : POLLIN | POLLOUT), 0});
             ranks.push_back(r);
-        }
+        });
         if (poll(asked.data(), asked.size(), patience) <= 0) { return; }
         for (size_t i = 0; i < asked.size(); i++) {
             if (asked[i].revents & ~POLLOUT) { receive(ranks[i]); }
-            if (asked[i].revents & (POLLOUT | POLLERR | POLLHUP)) { send_some(ranks[i]); }
+            if (asked[i].revents & POLLOUT) { send_some(ranks[i]); }
         }
     }
     // wants: a rank that has said Bye is missing, too
     void check_gone(const char* what, bool wants) {
-        for (int r = 0; r < comm().size; r++) {
-            const Link& l = links[(size_t)r];
-            if (r == comm().rank || !l.gone) { continue; }
+        each([&](int r, const Link& l) {
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
-            if (l.bye && !needed) { continue; }
-            die(EXIT_DEVICE, "%s: rank %d has died", what, r);
-        }
+            if (l.gone && (needed || !l.bye)) { die(EXIT_DEVICE, "%s: rank %d has died", what, r); }
+        });
     }
-
-    // After an Error the buffers of an exchange may no longer exist.
-    void abandon() {
-        for (Link& l : links) {
-            l.stuck = l.stuck || l.sent > 0;
-            l.leaving.clear();
-            l.wanted.clear();
-            const bool amid = l.got >= sizeof(Frame) && l.frame.kind == Frame::Data;
-            if (amid && !l.keep) { l.body.resize(l.frame.bytes); }
-            l.keep = true;
-        }
-    }
-
-    // ------------------------------------------------------------------------------------------------------
-    // the wire
 
     void exchange(const Messages& sends, const Messages& receives, const char* what) override {
         for (const Message& m : receives) {
-            links[(size_t)m.peer].wanted.push_back(m);
-            hand_over(m.peer);
+            Link& l = links[(size_t)m.peer];
+            if (m.bytes > 0) { l.wanted.push_back(m); }
+            for (; !l.kept.empty() && !l.wanted.empty(); l.kept.pop_front()) {
+                const auto& [head, piece] = l.kept.front();
+                arrived(m.peer, head, piece.data(), piece.size());
+            }
         }
-        for (const Message& m : sends) { post(m.peer, Frame::Data, 0, m.data, m.bytes); }
+        for (const Message& m : sends) { if (m.bytes > 0) { post(m.peer, PacketHead::Data, 0, m.data, m.bytes); } }
         const auto done = [&] {
             turn();
             check_gone(what, true);
@@ -323,43 +280,24 @@ struct SocketWire : Wire {
         };
         try {
             wire_wait(*this, done, what);
-        } catch (const Error&) {
-            abandon();
+        } catch (const Error&) {            // the buffers may soon no longer exist
+            for (Link& l : links) {
+                l.leaving.clear();
+                l.wanted.clear();
+                l.sent = l.got = 0;
+            }
             throw;
         }
     }
-    void gather(void* all, const void* mine, size_t bytes, const char* what) override {
-        Messages sends, receives;
-        if (bytes == 0) { return; }
-        memcpy((char*)all + bytes * (size_t)comm().rank, mine, bytes);
-        for (int r = 0; r < comm().size; r++) {
-            if (r == comm().rank) { continue; }
-            sends.push_back({r, (void*)mine, bytes});
-            receives.push_back({r, (char*)all + bytes * (size_t)r, bytes});
-        }
-        exchange(sends, receives, what);
-    }
-    void broadcast(void* data, size_t bytes, const char* what) override {
-        Messages sends, receives;
-        if (bytes == 0) { return; }
-        if (comm().rank > 0) { receives.push_back({0, data, bytes}); }
-        for (int r = 1; r < comm().size && comm().rank == 0; r++) { sends.push_back({r, data, bytes}); }
-        exchange(sends, receives, what);
-    }
-    // Closing at once would lose data that are still on their way to a slower rank.
     void leave() override {
-        const auto others = [&](auto holds) {
+        each([&](int r, Link&) { post(r, PacketHead::Bye); });
+        const auto done = [&] {
             turn();
-            for (size_t r = 0; r < links.size(); r++) {
-                if ((int)r != comm().rank && !holds(links[r])) { return false; }
-            }
-            return true;
+            bool all = true;
+            each([&](int, const Link& l) { all = all && l.leaving.empty() && l.bye; });
+            return all;
         };
-        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, Frame::Bye); } }
-        const auto sent = [](const Link& l) { return l.leaving.empty() || l.stuck; };
-        wire_wait(*this, [&] { return others(sent); }, "end");
-        for (Link& l : links) { if (l.fd >= 0) { shutdown(l.fd, SHUT_WR); } }
-        wire_wait(*this, [&] { return others([](const Link& l) { return l.gone; }); }, "end");
+        wire_wait(*this, done, "end");
     }
 
     void watch(const char* what) override {
@@ -374,23 +312,23 @@ struct SocketWire : Wire {
         } catch (const Error&) {}           // there is one already
     }
     void end_all(int code) override {
-        for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { post(r, Frame::End, code); } }
+        each([&](int r, Link&) { post(r, PacketHead::End, code); });
         const double end = wall_seconds() + 1;
         for (bool left = true; left && wall_seconds() < end; usleep(1000)) {
             left = false;
-            for (size_t r = 0; r < links.size(); r++) {
-                send_some((int)r);
-                left = left || !(links[r].leaving.empty() || links[r].stuck);
-            }
+            each([&](int r, const Link& l) {
+                send_some(r);
+                left = left || !(l.leaving.empty() || l.gone);
+            });
         }
     }
 
-    void say_waiting(int rank) override { post(rank, Frame::Waiting); }
+    void say_waiting(int rank) override { post(rank, PacketHead::Waiting); }
     void hear_waiting(std::vector<char>& heard) override {
         turn();
-        for (size_t r = 0; r < heard.size(); r++) {
-            heard[r] = heard[r] || links[r].waiting;
-            links[r].waiting = false;
-        }
+        each([&](int r, Link& l) {
+            heard[(size_t)r] = heard[(size_t)r] || l.waiting;
+            l.waiting = false;
+        });
     }
 };

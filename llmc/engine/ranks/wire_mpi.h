@@ -32,44 +32,27 @@ struct MpiWire : Wire {
     MpiWire() : Wire("MPI") {}
 
     // Polls, because MPI_Wait has no deadline and keeps the core busy.
-    void wait(MPI_Request request, const char* what) {
-        const auto done = [&] {
-            int is = 0;
-            mpi_check(MPI_Test(&request, &is, MPI_STATUS_IGNORE), what);
-            return is != 0;
-        };
-        wire_wait(*this, done, what);
-    }
-
-    void gather(void* all, const void* mine, size_t bytes, const char* what) override {
-        check(bytes <= INT_MAX / (size_t)comm().size, "%s: %zu bytes per rank are too many to gather", what, bytes);
-        const int n = (int)bytes;
-        MPI_Request request;
-        mpi_check(MPI_Iallgather(mine, n, MPI_BYTE, all, n, MPI_BYTE, MPI_COMM_WORLD, &request), what);
-        wait(request, what);
-    }
-    void broadcast(void* data, size_t bytes, const char* what) override {
-        const size_t piece = comm().chunk;
-        for (size_t i = 0; i < bytes; i += piece) {
-            MPI_Request request;
-            const int count = (int)std::min(piece, bytes - i);
-            mpi_check(MPI_Ibcast((char*)data + i, count, MPI_BYTE, 0, MPI_COMM_WORLD, &request), what);
-            wait(request, what);
-        }
-    }
     void exchange(const Messages& sends, const Messages& receives, const char* what) override {
         std::vector<MPI_Request> started;
-        for (const Message& m : receives) {
-            MPI_Request request;
-            mpi_check(MPI_Irecv(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
-            started.push_back(request);
+        const auto start = [&](auto mpi_call, const Messages& messages) {
+            for (const Message& m : messages) {
+                if (m.bytes == 0) { continue; }
+                check(m.bytes <= INT_MAX, "%s: %zu bytes are too many for a message", what, m.bytes);
+                started.emplace_back();
+                mpi_check(mpi_call(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &started.back()),
+                          what);
+            }
+        };
+        start(MPI_Irecv, receives);
+        start(MPI_Isend, sends);
+        for (MPI_Request& request : started) {
+            const auto done = [&] {
+                int is = 0;
+                mpi_check(MPI_Test(&request, &is, MPI_STATUS_IGNORE), what);
+                return is != 0;
+            };
+            wire_wait(*this, done, what);
         }
-        for (const Message& m : sends) {
-            MPI_Request request;
-            mpi_check(MPI_Isend(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &request), what);
-            started.push_back(request);
-        }
-        for (MPI_Request request : started) { wait(request, what); }
     }
     void leave() override {
         signal(SIGALRM, mpi_too_late);

@@ -56,13 +56,6 @@ inline std::string thousands(uint64_t n) {
     return s;
 }
 
-// The samples of one pass over the files. Unlike files.windows(T), none is not an error.
-inline uint64_t epoch_samples(const TokenFiles& files, int T) {
-    uint64_t n = 0;
-    for (const Shard& s : files.shards) { n += s.windows(T); }
-    return n;
-}
-
 // "305,260 tokens, 74 steps per epoch, 2.70 epochs". size: "305,260 tokens"; epoch: the samples of one pass.
 inline std::string data_text(const Run& r, const std::string& size, uint64_t epoch) {
     if (epoch == 0) { return size + strprintf(", too few for one sequence of %d", r.o.T); }
@@ -72,7 +65,9 @@ inline std::string data_text(const Run& r, const std::string& size, uint64_t epo
 }
 
 inline std::string data_text(const Run& r, const TokenFiles& files) {
-    return data_text(r, thousands(files.tokens) + " tokens", epoch_samples(files, r.o.T));
+    uint64_t epoch = 0;
+    for (const Shard& s : files.shards) { epoch += s.windows(r.o.T); }      // files.windows() refuses none
+    return data_text(r, thousands(files.tokens) + " tokens", epoch);
 }
 
 // A note for users who expect the learning rate to decay: with llm.c's defaults the cosine is constant.

@@ -10,6 +10,13 @@
 #include "config_json.h"
 #include "flag_parser.h"
 
+// The notice that a flag replaces what the model of the checkpoint at `path` was trained with; --resume refuses that
+// (check_resumed_options).
+inline void say_instead(const Options& o, const std::string& now, const std::string& was, const std::string& path) {
+    if (o.resume || comm().rank > 0) { return; }
+    say("%s: used instead of %s, which %s was trained with", now.c_str(), was.c_str(), path.c_str());
+}
+
 // --pos for a model from a checkpoint: what the flag says must agree with the checkpoint, and the checkpoint decides
 // the rest. If that is not today's default, a message tells the value.
 inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
@@ -30,8 +37,7 @@ inline void check_position(const std::string& flag, const PositionConfig& found,
     say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
 }
 
-// --window and --sinks from the flags, or else, as `position` has them, from the checkpoint at `path` (if any). A
-// different window is used with a notice; --resume refuses it (check_resumed_options).
+// --window and --sinks from the flags, or else, as `position` has them, from the checkpoint at `path` (if any)
 inline void resolve_mask(const Options& o, PositionConfig& position, const std::string& path) {
     const std::vector<int> windows = position.windows;
     const int sinks = position.mask.sinks;
@@ -40,21 +46,19 @@ inline void resolve_mask(const Options& o, PositionConfig& position, const std::
     else if (!position.has_window()) { position.mask.sinks = 0; }       // --window 0 of a checkpoint that has both
     check(position.mask.sinks == 0 || position.has_window(), "--sinks %d: expected --window, too: without one every "
           "key is seen", position.mask.sinks);
-    const bool same = position.windows == windows && position.mask.sinks == sinks;
-    if (path.empty() || same || o.resume || comm().rank > 0) { return; }
-    say("--window %s --sinks %d: used instead of %s and %d, which %s was trained with",
-        option_text(position.windows).c_str(), position.mask.sinks, option_text(windows).c_str(), sinks, path.c_str());
+    if (path.empty() || (position.windows == windows && position.mask.sinks == sinks)) { return; }
+    say_instead(o, "--window " + option_text(position.windows) + strprintf(" --sinks %d", position.mask.sinks),
+                option_text(windows) + strprintf(" and %d", sinks), path);
 }
 
-// --document_mask from the flag, or else from the checkpoint at `path` (if any). A different choice is used with a
-// notice; --resume refuses it. data: the token that begins a document of the data, -1: unknown
+// --document_mask from the flag, or else from the checkpoint at `path` (if any). data: the token that begins a document
+// of the data, -1: unknown
 inline void resolve_documents(Options& o, PositionConfig& position, const std::string& path, int data) {
     int& token = position.mask.end_of_text;
     const bool found = token >= 0;
     if (path.empty() || o.is_given("document_mask")) {
-        if (!path.empty() && o.document_mask != found && !o.resume && comm().rank == 0) {
-            say("--document_mask %d: used instead of %d, which %s was trained with", o.document_mask, found,
-                path.c_str());
+        if (!path.empty() && o.document_mask != found) {
+            say_instead(o, strprintf("--document_mask %d", o.document_mask), found ? "1" : "0", path);
         }
         if (!o.document_mask) { token = -1; }
         else if (!found) { token = data; }
@@ -141,8 +145,7 @@ void parse_model(const std::string& text, const std::string& prefix, const std::
 }
 
 // --rope_scaling for a model whose checkpoint at `path` has a stretch already: a kind without a factor takes the
-// checkpoint's, and a different stretch of the same original length is used with a notice. --resume refuses it
-// (check_resumed_options).
+// checkpoint's, and a different stretch must have the same original length.
 inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
     const PositionConfig found = position;
     parse_rope_scaling(o.rope_scaling, position);
@@ -154,13 +157,10 @@ inline void restretch(const Options& o, const std::string& path, PositionConfig&
         position.scaling_factor = found.scaling_factor;
     }
     const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
-    if (now == was || o.resume) { return; }
-    say("--rope_scaling %s: used instead of %s, which %s was trained with; its original length is %d", now.c_str(),
-        was.c_str(), path.c_str(), found.original_length());
+    if (now != was) { say_instead(o, "--rope_scaling " + now, was, path); }
 }
 
-// --rope_theta: the base of all ropes. path: the checkpoint, if any, that was trained with position's. A different base
-// is used with a notice, but --resume refuses it.
+// --rope_theta: the base of all ropes. path: the checkpoint, if any, that was trained with position's
 inline void rebase(const Options& o, const std::string& path, PositionConfig& position) {
     if (o.rope_theta == 0) { return; }
     check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
@@ -174,9 +174,7 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
     check(!o.resume || may_change(o, "rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
           "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
     position.other_theta = o.rope_theta;
-    if (comm().rank > 0) { return; }
-    say("--rope_theta %.9g: used instead of that of %s, which %s was trained with", o.rope_theta, was.c_str(),
-        path.c_str());
+    say_instead(o, strprintf("--rope_theta %.9g", o.rope_theta), "that of " + was, path);
 }
 
 // The model's configuration: `c` from the flags, or that of the checkpoint or weights at `path` (if any), which must

@@ -19,13 +19,6 @@ inline bool plans_ahead(const Run& r) {
 }
 inline int planned_ranks(const Run& r) { return plans_ahead(r) ? r.o.ranks : comm().size; }
 
-// A number among the flags of the resumed run, or `otherwise` if it has none of this name
-inline int resumed_flag(const Run& r, const char* name, int otherwise) {
-    const std::string path = r.resumed + "/state.json";
-    const Json options = json_at(read_json(path), "options", path);
-    return options.contains(name) ? (int)json_int(options, name, 0, INT32_MAX, path) : otherwise;
-}
-
 // The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): 8, or 4, 2 or 1 if 8 does not divide the
 // micro-batches. So the bits do not depend on the number of ranks, if each can have 2^k leaves; otherwise it has one. A
 // resumed run keeps its leaves.
@@ -36,7 +29,9 @@ inline void plan_leaves(Run& r) {
     if (!r.trains) { return; }
     int leaves = std::gcd(all, 8);
     if (!r.resumed.empty()) {
-        const int was = resumed_flag(r, "leaves", 0);
+        const std::string path = r.resumed + "/state.json";
+        const Json saved = json_at(read_json(path), "options", path);
+        const int was = saved.contains("leaves") ? (int)json_int(saved, "leaves", 0, INT32_MAX, path) : 0;
         if (was == 0) { return; }                               // each micro-batch is one
         if (all % was == 0) { leaves = was; }                   // else the number of micro-batches has changed
     }

@@ -2,14 +2,12 @@
 // is allocated, signals, and the exit codes of errors.
 #pragma once
 
-#include <fcntl.h>
-#include <sys/mman.h>
-
 #include <csignal>
 #include <new>
 
 #include "../../base/tensor.h"
 #include "../ranks/comm.h"
+#include "../ranks/launch.h"
 #include "flag_parser.h"
 #include "log.h"
 #include "update.h"

@@ -51,7 +51,7 @@ struct Run {
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner (data_text)
     RunState state;
-    std::unique_ptr<DataRecord> record;                         // on the rank that writes checkpoints
+    Json record = Json::object();                               // of its data (shared_files.h), if it saves
     std::unique_ptr<Log> log;
     std::string diverged;                                       // what look() has caught before this update
     int64_t first_step = 0;
@@ -105,12 +105,12 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
 // Records the files of a flag (TokenFiles, Documents or null) for the checkpoints of a run. All ranks must have the
 // same files.
 template <class Files> void record_data(Run& r, const Files* files) {
-    if (files == nullptr) { return; }
+    const bool saves = r.trains && !r.o.out.empty();
+    if (files == nullptr || (!saves && comm().size == 1)) { return; }
     const Doing recording("keeping a record of the data");
-    check_same_files(files->flag, file_paths(*files));
-    if (!r.trains || r.o.out.empty() || comm().rank > 0) { return; }
-    if (!r.record) { r.record = std::make_unique<DataRecord>(r.o.allow_change); }
-    r.record->add(files->flag.substr(2), file_paths(*files));
+    const Json list = file_records(file_paths(*files));
+    check_same_records(files->flag, list);
+    if (saves) { add_to_record(r.record, files->flag.substr(2), list); }
 }
 
 // Decides what this run does. uses: the flags request a use of a trained model; use_flags: their names
@@ -173,7 +173,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     // cable_hf.py warns: if a kernel was changed, it computes another model
     if (commit != nullptr && strstr(commit, "-dirty") != nullptr) { c.config["built_from"] = commit; }
     c.state = r.state.to_json(r.o);
-    if (r.record) { c.state["data"] = r.record->json(); }
+    if (!r.record.empty()) { c.state["data"] = r.record; }
     if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
     for (const auto& file : vocabulary_files(r.tokenizer.get(), config)) { c.extra.push_back(file); }
     return c;
@@ -210,7 +210,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
         const Checkpoint c = checkpoint_view(r, p, nullptr, config);
         const CheckpointReader reader(r.resumed, c);
         r.state.from_json(reader.state, o, r.resumed + "/state.json");
-        if (r.record) { r.record->resume(reader.state, r.resumed + "/state.json"); }
+        if (comm().rank == 0) { check_resumed_data(r.record, reader.state, o.allow_change, r.resumed + "/state.json"); }
         const auto fill = [&](float* data, Slice block) { reader.read_parameters(data, block); };
         set_master(p, seed, (int)r.state.updates, fill);
         reader.read_moments();

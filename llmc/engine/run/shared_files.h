@@ -11,6 +11,7 @@
 // data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
 #pragma once
 
+#include <iterator>
 #include <random>
 
 #include "../files/checkpoint.h"
@@ -21,16 +22,6 @@
 
 // ----------------------------------------------------------------------------------------------------------
 // the record of the data
-
-struct DataFile {
-    std::string flag, path;                 // "train_files", and where the file is now
-    uint64_t bytes = 0, blocks = 0;         // blocks: see sampled_sum
-
-    Json json() const {
-        return {{"file", path.substr(path.rfind('/') + 1)}, {"bytes", bytes},
-                {"blocks", strprintf("xxh3:%016llx", (unsigned long long)blocks)}};
-    }
-};
 
 // The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
 inline uint64_t sampled_sum(const File& file) {
@@ -50,78 +41,76 @@ inline uint64_t sampled_sum(const File& file) {
     return sum;
 }
 
+// Files as the record lists them
+inline Json file_records(const std::vector<std::string>& paths) {
+    Json list = Json::array();
+    for (const std::string& path : paths) {
+        const File file(path);
+        list.push_back({{"file", path.substr(path.rfind('/') + 1)}, {"bytes", file.size},
+                        {"blocks", sum_text(sampled_sum(file))}});
+    }
+    return list;
+}
+
+// Adds the files of a flag to the record of a run's data. If state.json, which also holds the flags, were too long to
+// be read, the checkpoint could not be resumed.
+inline void add_to_record(Json& record, const std::string& flag, const Json& files) {
+    record[flag] = files;
+    size_t count = 0;
+    for (const auto& item : record.items()) { count += item.value().size(); }
+    const uint64_t room = JSON_MAX_BYTES - 300000, bytes = json_text(Json{{"data", record}}, 2).size();
+    check(bytes <= room, "--%s: expected at most %llu files, because a checkpoint's list has no room for more, got "
+          "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
+}
+
 // How the files of a flag differ from those that a checkpoint lists: "shard_000002.bin has gone", or "". `what` names
 // the checkpoint in messages.
 inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
     check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
-    std::set<std::string> before, now;
-    for (const Json& f : was) { before.insert(json_string(f, "file", what)); }
-    for (const Json& f : is) { now.insert(json_string(f, "file", what)); }
-    for (const std::string& name : before) { if (now.count(name) == 0) { return name + " has gone"; } }
-    for (const std::string& name : now) { if (before.count(name) == 0) { return name + " was added"; } }
-    if (was.size() != is.size()) { return strprintf("%zu files became %zu", was.size(), is.size()); }
-    for (size_t i = 0; i < is.size(); i++) {
-        const std::string name = json_string(is[i], "file", what);
-        if (json_string(was[i], "file", what) != name) { return "the order of the files has changed"; }
+    const auto names = [&](const Json& files) {
+        Names list;
+        for (const Json& f : files) { list.push_back(json_string(f, "file", what)); }
+        return list;
+    };
+    const auto only_in = [](Names a, Names b) {
+        std::sort(a.begin(), a.end());
+        std::sort(b.begin(), b.end());
+        Names rest;
+        std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest));
+        return rest;
+    };
+    const Names before = names(was), now = names(is);
+    const Names gone = only_in(before, now), added = only_in(now, before);
+    if (!gone.empty()) { return gone[0] + " has gone"; }
+    if (!added.empty()) { return added[0] + " was added"; }
+    if (before != now) { return "the order of the files has changed"; }
+    for (size_t i = 0; i < now.size(); i++) {
         const Json &old_size = json_at(was[i], "bytes", what), &size = json_at(is[i], "bytes", what);
         if (old_size != size) {
-            return name + " has changed from " + json_excerpt(old_size) + " to " + json_excerpt(size) + " bytes";
+            return now[i] + " has changed from " + json_excerpt(old_size) + " to " + json_excerpt(size) + " bytes";
         }
-        if (json_at(was[i], "blocks", what) != json_at(is[i], "blocks", what)) { return name + " has other contents"; }
+        const bool same = json_at(was[i], "blocks", what) == json_at(is[i], "blocks", what);
+        if (!same) { return now[i] + " has other contents"; }
     }
     return "";
 }
 
-// The files of a run, on the rank that writes its checkpoints.
-struct DataRecord {
-    std::vector<DataFile> files;
-    Names allowed;                          // --allow_change: flags whose files may differ
-
-    explicit DataRecord(const Names& allowed) : allowed(allowed) {}
-
-    // the files of a flag
-    void add(const std::string& flag, const std::vector<std::string>& paths) {
-        for (const std::string& path : paths) {
-            const File file(path);
-            files.push_back({flag, path, file.size, sampled_sum(file)});
-        }
-        check_length(flag, paths.size());
+// Compares the record with the state.json of the run to be resumed, which `what` names. allowed: --allow_change
+inline void check_resumed_data(const Json& record, const Json& state, const Names& allowed, const std::string& what) {
+    if (!state.contains("data")) { return; }            // written before there was a record
+    const Json now = parse_json(json_text(record), "data");
+    for (const auto& item : json_at(state, "data", what).items()) {
+        const std::string& flag = item.key();
+        if (!now.contains(flag)) { continue; }          // this run does not read them
+        const std::string difference = data_difference(item.value(), now.at(flag), what);
+        if (difference.empty()) { continue; }
+        const bool named = std::find(allowed.begin(), allowed.end(), flag) != allowed.end();
+        const std::string finding = "--" + flag + ": since " + what + " was written, " + difference;
+        check(named || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
+              flag.c_str());
+        say("warning: %s", finding.c_str());
     }
-
-    // state.json's "data"
-    Json json() const {
-        Json j = Json::object();
-        for (const DataFile& f : files) { j[f.flag].push_back(f.json()); }
-        return j;
-    }
-
-    // Compares with the state.json of the run to be resumed, which `what` names.
-    void resume(const Json& state, const std::string& what) const {
-        if (!state.contains("data")) { return; }            // written before there was a record
-        const Json now = parse_json(json_text(json()), "data");
-        for (const auto& item : json_at(state, "data", what).items()) {
-            const std::string& flag = item.key();
-            if (!now.contains(flag)) { continue; }          // this run does not read them
-            const std::string difference = data_difference(item.value(), now.at(flag), what);
-            if (difference.empty()) { continue; }
-            const bool named = std::find(allowed.begin(), allowed.end(), flag) != allowed.end();
-            const std::string finding = "--" + flag + ": since " + what + " was written, " + difference;
-            check(named || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
-                  flag.c_str());
-            say("warning: %s", finding.c_str());
-        }
-    }
-
-private:
-    // If state.json were too long to be read, the checkpoint could not be resumed. It also holds the flags.
-    void check_length(const std::string& flag, size_t count) const {
-        const uint64_t room = JSON_MAX_BYTES - 300000;
-        const uint64_t bytes = json_text(Json{{"data", json()}}, 2).size();
-        const auto most = (unsigned long long)(room * files.size() / bytes);
-        check(bytes <= room, "--%s: expected at most %llu files, because a checkpoint's list has no room for more, got "
-              "%zu; join them into larger ones", flag.c_str(), most, count);
-    }
-};
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // the same on all ranks. Every function from here on is a collective. A difference is the same error on every rank,
@@ -131,24 +120,19 @@ using Facts = std::vector<std::pair<std::string, std::string>>;     // keys, the
 
 // Dies unless all ranks have these facts: one hash is compared, and where it differs, key after key.
 inline void check_same(const Facts& facts) {
-    const size_t ranks = (size_t)comm().size, room = 1024;
-    const auto stray = [&](uint64_t mine) {                 // the first rank that differs from rank 0; ranks: none
-        std::vector<uint64_t> all(ranks);
-        comm_all_gather(all.data(), &mine, 1, "comparison of the ranks");
-        return (size_t)(std::find_if(all.begin(), all.end(), [&](uint64_t h) { return h != all[0]; }) - all.begin());
-    };
     uint64_t hash = 0;
     for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
-    if (ranks == 1 || stray(hash) == ranks) { return; }
+    if (comm_strays(hash).empty()) { return; }
     for (const auto& [key, value] : facts) {
-        const size_t r = stray(checksum(value));
-        if (r == ranks) { continue; }
+        const std::vector<int> strays = comm_strays(checksum(value));
+        if (strays.empty()) { continue; }
+        const size_t room = 1024;
         std::string shown = printable(value, 250);          // escaped, at most 4 bytes each
         shown.resize(room);
-        std::vector<char> all(room * ranks);
+        std::vector<char> all(room * (size_t)comm().size);
         comm_all_gather(all.data(), shown.data(), room, "comparison of the ranks");
-        die(EXIT_BAD_INPUT, "%s: expected the same on all ranks, got %s on rank %zu and %s on rank 0", key.c_str(),
-            &all[room * r], r, all.data());
+        die(EXIT_BAD_INPUT, "%s: expected the same on all ranks, got %s on rank %d and %s on rank 0", key.c_str(),
+            &all[room * (size_t)strays[0]], strays[0], all.data());
     }
 }
 
@@ -166,18 +150,15 @@ inline void check_same_start(const Options& o) {
     check_same(facts);
 }
 
-// The files of a flag: their number, names, sizes and sampled contents
+// The files of a flag, by their records or by their paths
+inline void check_same_records(const std::string& flag, const Json& files) {
+    uint64_t bytes = 0;
+    for (const Json& f : files) { bytes += f.at("bytes").get<uint64_t>(); }
+    check_same({{flag, strprintf("%zu files, %llu bytes, checksum %08x", files.size(), (unsigned long long)bytes,
+                                 (unsigned)checksum(json_text(files)))}});
+}
 inline void check_same_files(const std::string& flag, const std::vector<std::string>& paths) {
-    if (comm().size == 1) { return; }
-    uint64_t sum = paths.size(), bytes = 0;
-    for (const std::string& path : paths) {
-        const File file(path);
-        const uint64_t facts[] = {sum, checksum(path.substr(path.rfind('/') + 1)), file.size, sampled_sum(file)};
-        sum = checksum(facts, sizeof(facts));
-        bytes += file.size;
-    }
-    check_same({{flag, strprintf("%zu files, %llu bytes, checksum %08x", paths.size(), (unsigned long long)bytes,
-                                 (unsigned)sum)}});
+    if (comm().size > 1) { check_same_records(flag, file_records(paths)); }
 }
 
 // The model of a flag, which every rank reads; the manifest has the checksum of all its bytes

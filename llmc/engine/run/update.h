@@ -50,15 +50,13 @@ const int LEVEL_SHIFT_STEPS = 8; // this many spikes in a row are a new level
 const int MAX_BAD_STEPS = 20;    // skipped updates in a row that end the run
 
 // Compiled with -ffast-math, isfinite(NaN) may be true, and no guard works: a program tests this at its start.
-inline bool isfinite_works() {
-    volatile double zero = 0.0; // volatile: computed when the program runs, not when it is compiled
-    volatile float zerof = 0.0f;
-    const double nan = zero / zero, inf = 1.0 / zero;
-    const float nanf = zerof / zerof, inff = 1.0f / zerof;
-    return !std::isfinite(nan) && !std::isfinite(inf) && !std::isfinite(-inf) && std::isfinite(zero + 1.0) &&
-           !std::isfinite(nanf) && !std::isfinite(inff) && !std::isfinite(-inff) && std::isfinite(zerof + 1.0f) &&
-           std::isnan(nan) && std::isnan(nanf) && nan != nan && nanf != nanf;
+template <class T> bool isfinite_works_for() {
+    volatile T zero = 0; // volatile: computed when the program runs, not when it is compiled
+    const T nan = zero / zero, inf = 1 / zero;
+    const bool sees = !std::isfinite(nan) && !std::isfinite(inf) && !std::isfinite(-inf) && std::isfinite(zero + 1);
+    return sees && std::isnan(nan) && nan != nan;
 }
+inline bool isfinite_works() { return isfinite_works_for<float>() && isfinite_works_for<double>(); }
 
 // The last 128 accepted values of one quantity.
 struct GuardWindow {
@@ -83,7 +81,6 @@ struct GuardWindow {
             next = (next + 1) % GUARD_WINDOW;
         }
     }
-    void clear() { values.clear(); next = 0; }
 
     Json to_json() const { return {{"values", values}, {"next", next}}; }
     static GuardWindow from_json(const Json& j, const std::string& what) {
@@ -118,14 +115,17 @@ struct Guard {
     // Call once a step, after backward and before the update. If the result has `skip`, do not apply the update.
     Verdict judge(double step_loss, double step_norm) {
         Verdict v;
+        const auto skip = [&](int64_t& count, const std::string& reason) {
+            count++;
+            bad_in_a_row++;
+            v.skip = true;
+            v.reason = reason;
+            return v;
+        };
         v.loss_z = v.norm_z = std::numeric_limits<double>::quiet_NaN();
         if (!std::isfinite(step_loss) || !std::isfinite(step_norm)) {
-            v.skip = true;
             const char* bad = std::isfinite(step_loss) ? "grad norm" : "loss";
-            v.reason = strprintf("non-finite %s (loss %g, grad norm %g)", bad, step_loss, step_norm);
-            non_finite++;
-            bad_in_a_row++;
-            return v;
+            return skip(non_finite, strprintf("non-finite %s (loss %g, grad norm %g)", bad, step_loss, step_norm));
         }
         v.loss_z = loss.z(step_loss);
         v.norm_z = norm.z(step_norm);
@@ -134,16 +134,14 @@ struct Guard {
         if (loss_spike || norm_spike) {
             spikes_in_a_row++;
             if (spikes_in_a_row < LEVEL_SHIFT_STEPS) {
-                v.skip = true;
-                v.reason = loss_spike
-                    ? strprintf("spike: loss %g has z %+.2f > --skip_loss_z %g", step_loss, v.loss_z, skip_loss_z)
-                    : strprintf("spike: grad norm %g has z %+.2f > --skip_norm_z %g", step_norm, v.norm_z, skip_norm_z);
-                spikes++;
-                bad_in_a_row++;
-                return v;
+                const std::string of_loss = strprintf("loss %g has z %+.2f > --skip_loss_z %g", step_loss, v.loss_z,
+                                                      skip_loss_z);
+                const std::string of_norm = strprintf("grad norm %g has z %+.2f > --skip_norm_z %g", step_norm,
+                                                      v.norm_z, skip_norm_z);
+                return skip(spikes, "spike: " + (loss_spike ? of_loss : of_norm));
             }
-            if (loss_spike) { loss.clear(); }
-            if (norm_spike) { norm.clear(); }
+            if (loss_spike) { loss = GuardWindow(); }
+            if (norm_spike) { norm = GuardWindow(); }
             level_shifts++;
         }
         loss.push(step_loss);
