@@ -43,9 +43,9 @@ LIBM_ALLOWED = {
     ("llmc/contrastive.cuh", "logf"): 1,            # likewise
     ("llmc/adamw.cuh", "pow"): 2,                   # once per update, on the host
     ("llmc/position/ssmax.cuh", "log"): 3,          # once per token; on the host
-    ("llmc/position/sinusoidal.cuh", "pow"): 1,     # once per channel of a table, in double
-    ("llmc/position/sinusoidal.cuh", "sin"): 1,
-    ("llmc/position/sinusoidal.cuh", "cos"): 1,
+    ("llmc/position/added.cuh", "pow"): 1,     # once per channel of a table, in double
+    ("llmc/position/added.cuh", "sin"): 1,
+    ("llmc/position/added.cuh", "cos"): 1,
     ("llmc/position/rope.cuh", "pow"): 2,           # once per pair, on the host
     ("llmc/position/rope.cuh", "sin"): 2,           # of an angle in double
     ("llmc/position/rope.cuh", "cos"): 2,
@@ -53,8 +53,8 @@ LIBM_ALLOWED = {
     ("llmc/position/alibi.cuh", "exp2"): 1,         # once per head
     ("llmc/position/alibi.cuh", "log"): 1,          # likewise
     ("llmc/position/fire.cuh", "log1p"): 1,         # once per entry of a table, in double
-    ("llmc/position/sandwich.cuh", "pow"): 1,       # once per thread of a kernel that fills a table, in double
-    ("llmc/position/sandwich.cuh", "cos"): 1,       # once per frequency and distance of that table
+    ("llmc/position/toeplitz.cuh", "pow"): 1,       # once per thread of a kernel that fills a table, in double
+    ("llmc/position/toeplitz.cuh", "cos"): 1,       # once per frequency and distance of that table
     ("llmc/position/t5.cuh", "pow"): 1,             # once per bucket, on the host
 }
 

@@ -12,7 +12,7 @@
 // saves S_offset (B,NH,T), S_origin (B,NH,ceil(T/128)) float64, g (B,NH,T).
 #pragma once
 
-#include "position/key_max.cuh"
+#include "position/encoding.cuh"
 
 constexpr int CABLE_CHUNK = 128;
 

@@ -9,11 +9,11 @@
 //     M = max m_s,  out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s          docs/attention.md, "One new token"
 //
 // The window: a B_j that never grows with the distance (alibi, cable) is soon so low that a split adds nothing. With
-// the largest norm of each split kept (key_max, position/key_max.cuh) and j the last key of split s, all its logits are
-// at most |scale q| max|k| + B_j. Where this is more than tau below the logit of the query's own key, whose bias is 0,
-// the split is not read and weighs 0: the cost of a token no longer grows with the text. tau = 128 ln 2: the split's
-// weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding), so no bit
-// differs. tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
+// the largest norm of each split kept (key_max, position/encoding.cuh) and j the last key of split s, all its logits
+// are at most |scale q| max|k| + B_j. Where this is more than tau below the logit of the query's own key, whose bias
+// is 0, the split is not read and weighs 0: the cost of a token no longer grows with the text. tau = 128 ln 2: the
+// split's weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding),
+// so no bit differs. tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
 //
 // A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
 // two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0. A recorded
@@ -21,7 +21,6 @@
 #pragma once
 
 #include "choose.cuh"
-#include "../position/key_max.cuh"
 
 constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be

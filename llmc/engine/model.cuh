@@ -8,7 +8,7 @@
 #include "../classifier.cuh"
 #include "../embedding.cuh"
 #include "ranks/gradients.cuh"
-#include "../position/layer.cuh"
+#include "../position/table.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch

@@ -11,7 +11,7 @@
 #pragma once
 
 #include "../base/rand.h"
-#include "key_max.cuh"
+#include "encoding.cuh"
 #include "toeplitz.cuh"
 
 // m_h; in double, which is exact where the exponent is whole
@@ -85,10 +85,7 @@ struct AlibiRandom : Alibi {
 struct AlibiTrainedValue {
     const float *slopes, *r;    // (NH)
     __device__ float operator()(int h, int distance) const { return -(r[h] * slopes[h]) * fabsf((float)distance); }
-};
-struct AlibiTrainedTerm {
-    const float* slopes;
-    __device__ float operator()(int h, int distance, float dB) const {
+    __device__ float term(int, int h, int distance, float dB) const {
         return -(dB * slopes[h]) * fabsf((float)distance);
     }
 };
@@ -104,13 +101,14 @@ struct AlibiTrained : Toeplitz {
         t.param(r, "alibi_r", "alibi.r", Per::Layer, NH, 0, {constant(1), false, 0.0f});
         declare_table(t, Per::Layer);
     }
+    AlibiTrainedValue value() const { return {slopes, r.value}; }
     void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
         if (v.layer == 0 && start.begins()) {
             launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false);
         }
-        fill_table(AlibiTrainedValue{slopes, r.value}, start, stream);
+        fill_table(value(), start, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
-        sum_diagonals(r.grad, AlibiTrainedTerm{slopes}, B, stream);
+        sum_diagonals(r.grad, value(), B, stream);
     }
 };

@@ -21,7 +21,7 @@
 #pragma once
 
 #include "../base/matrix.cuh"
-#include "key_max.cuh"
+#include "encoding.cuh"
 
 constexpr int COPE_TILE = 128;                      // as wide as a tile of the attention kernels may be
 constexpr int COPE_ROWS = LANES > 1 ? 8 : 1;        // of e, whose gradients a block sums

@@ -29,7 +29,7 @@
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
 //   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
-// The biases that decay without end, so that whole tiles have weights of 0 (flash/skip.cuh, choose_cpu.cuh). The
+// The biases that decay without end, so that whole tiles have weights of 0 (flash/reach.cuh, choose_cpu.cuh). The
 // rest have heavy tails.
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
@@ -106,7 +106,7 @@ enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_
 struct Encoding {
     static constexpr int hooks = 0;                         // which of the three that are no bias it changes
     PositionView v;
-    float* key_max = nullptr;                               // see key_max.cuh
+    float* key_max = nullptr;                               // see declare_key_max
 
     explicit Encoding(const PositionView& view) : v(view) {}
 
@@ -135,4 +135,107 @@ template <class Type> Type bind_encoding(const PositionView& view) {
     PositionBinder binder(view);
     encoding.declare(binder);
     return encoding;
+}
+
+// No positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). The causal mask still tells a model
+// something about positions.
+struct NoPosition : Encoding {
+    using Encoding::Encoding;
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the largest norm of a key in each split of a text, updated with each new key
+//
+// Decoding reads the keys in splits, and skips those whose logits cannot matter (attention/decode.cuh). If a bias never
+// grows with the distance (alibi, cable), the largest norm in a split and the bias of its last key bound all of its
+// logits.
+
+constexpr int DECODE_SPLIT = 256;       // keys
+
+// key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of each split, over the keys up to t0 + T - 1. The last
+// T of them are new. One block per (batch, head) and split with new keys.
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, Start start, int stride, int NH, int HS,
+                                      int OC, int BNH) {
+    const int t0 = start.position();
+    const int bh = blockIdx.x % BNH;
+    const int split = t0 / DECODE_SPLIT + blockIdx.x / BNH;
+    const int j0 = split * DECODE_SPLIT;
+    const int begin = imax(j0, t0);
+    const int end = imin(j0 + DECODE_SPLIT, t0 + T);
+    const floatX* k = qkv + (size_t)(bh / NH) * stride * OC + (NH + bh % NH) * HS;
+    key_max += (size_t)bh * ceil_div(stride, DECODE_SPLIT) + split;
+    float largest = begin > j0 ? *key_max : 0.0f;
+    for (int j = begin + (int)threadIdx.x; j < end; j += blockDim.x) {
+        const floatX* k_j = k + (size_t)j * OC;
+        float sum = dot(k_j, k_j, HS);
+        if (!(sum < INFINITY)) { sum = INFINITY; }          // a NaN too: such a split is never skipped
+        largest = sum <= largest ? largest : sum;
+    }
+    largest = block_max(largest);
+    if (threadIdx.x == 0) { *key_max = largest; }
+}
+
+// Declares e's key_max where it will be read.
+template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
+    if (!t.decodes || t.run->tile_skip == TileSkip::Off) { return; }
+    const size_t splits = ceil_div((size_t)t.stride, (size_t)DECODE_SPLIT);
+    t.cached(e.key_max, "key_max", Per::Layer, (size_t)t.B * t.NH, splits);
+}
+
+// for prepare_forward
+inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, Start start, Stream stream) {
+    if (e.key_max == nullptr) { return; }
+    const PositionView& v = e.v;
+    const int BNH = B * v.NH;
+    // 1 for a single token at any position
+    const int splits = (start.t0 + T - 1) / DECODE_SPLIT - start.t0 / DECODE_SPLIT + 1;
+    const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
+    launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.stride, v.NH, v.HS, v.OC, BNH);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// how rope and ssmax walk over the heads of q and k: a block has HEAD_TOKENS tokens of a sequence, up to HEAD_LANES
+// neighbouring threads share a head, and each of them takes packs of P channels
+
+constexpr int HEAD_TOKENS = 8;
+constexpr int HEAD_LANES = 8;
+
+struct HeadWalk {
+    size_t b;               // the block's sequence
+    int t, tokens;          // its tokens: t .. t + tokens - 1 of the call's
+    int lanes, lane;        // threads of a head, and which of them this is
+    int first, step;        // its heads: for (int r = first; r < tokens * (heads of a token); r += step)
+
+    // T: tokens of a sequence; packs: of a head
+    __device__ HeadWalk(int T, int packs) {
+        const int parts = ceil_div(T, HEAD_TOKENS);
+        b = blockIdx.x / parts;
+        t = (int)(blockIdx.x % parts) * HEAD_TOKENS;
+        tokens = imin(HEAD_TOKENS, T - t);
+        lanes = imin(packs, imin((int)blockDim.x, HEAD_LANES));
+        lane = threadIdx.x % lanes;
+        step = blockDim.x / lanes;
+        const int group = threadIdx.x / lanes;
+        first = group < step ? group : INT_MAX;             // surplus threads have none
+    }
+};
+
+// f(i, h, sum) for each token i and head h of the block. sum: of what the threads of that head have left in parts
+// (tokens,NH,lanes), in shared memory, in their order
+template <class F> __device__ inline void sum_lanes(const float* parts, const HeadWalk& walk, int NH, F f) {
+    __syncthreads();
+    for (int k = threadIdx.x; k < walk.tokens * NH; k += blockDim.x) {
+        const int i = k % walk.tokens;                      // neighbouring threads store neighbouring tokens
+        const int h = k / walk.tokens;
+        const float* part = parts + (i * NH + h) * walk.lanes;
+        float sum = part[0];
+        for (int lane = 1; lane < walk.lanes; lane++) { sum += part[lane]; }
+        f(i, h, sum);
+    }
+}
+
+// floats: of dynamic shared memory
+inline Grid head_grid(int B, int T, size_t floats, Stream stream, const char* file = __builtin_FILE(),
+                      int line = __builtin_LINE()) {
+    return Grid((size_t)B * ceil_div(T, HEAD_TOKENS), 256, sizeof(float) * floats, stream, file, line);
 }

@@ -19,7 +19,6 @@
 #pragma once
 
 #include "../cable.cuh"
-#include "heads.cuh"
 
 // Radians per token of each of the R/2 pairs, in a text of T tokens
 static std::vector<double> rope_frequencies(const PositionConfig& run, double theta, int R, int T) {

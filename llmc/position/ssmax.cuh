@@ -12,7 +12,6 @@
 #pragma once
 
 #include "encoding.cuh"
-#include "heads.cuh"
 
 // The keys that queries see
 struct SSMaxKeys {

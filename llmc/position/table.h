@@ -2,24 +2,21 @@
 // row here (docs/new_encoding.md).
 #pragma once
 
+#include <array>
 #include <map>
 #include <set>
 
 #include "../base/parse.h"
+#include "added.cuh"
 #include "alibi.cuh"
-#include "bam.cuh"
 #include "../cable.cuh"
 #include "cope.cuh"
 #include "fire.cuh"
 #include "grape.cuh"
-#include "kerple.cuh"
-#include "learned.cuh"
-#include "none.cuh"
 #include "rope.cuh"
-#include "sandwich.cuh"
-#include "sinusoidal.cuh"
 #include "ssmax.cuh"
 #include "t5.cuh"
+#include "toeplitz.cuh"
 
 //  --pos name     type          what it is
 #define POSITIONS(X) \
@@ -317,3 +314,35 @@ inline std::string position_text(const PositionConfig& config) {
         return s;
     });
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// the encodings of one layer, as a trainer calls them
+
+struct LayerPosition {
+    std::array<PositionView, 4> views;                      // one for each hook at most, in the order of their steps
+    int count = 0;
+    bool new_padding = false;                               // rows end in padding that other layers write to
+
+    void embed_forward(floatX* x, int B, int T, Start start, Stream s) const {
+        each([&](const auto& encoding) { encoding.embed_forward(x, B, T, start, s); });
+    }
+    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const {
+        each([&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, start, s); });
+    }
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
+        each([&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); });
+    }
+    void embed_backward(floatX* dx, int B, int T, Stream s) const {
+        each([&](const auto& encoding) { encoding.embed_backward(dx, B, T, s); });
+    }
+    // the encoding whose bias attention adds to the scores
+    const PositionView& bias() const { return views[(size_t)count - 1]; }
+    int columns() const { return bias().columns; }
+    int row() const { return bias().OC; }
+
+private:
+    // Calls f(encoding) with each of them: with_position makes Rope or CableFull of a view.
+    template <class F> void each(F f) const {
+        for (int i = 0; i < count; i++) { with_position(views[(size_t)i], f); }
+    }
+};

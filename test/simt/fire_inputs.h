@@ -5,7 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "llmc/attention/flash/args.cuh"
+#include "llmc/attention/flash/tiles.cuh"
 #include "llmc/position/fire.cuh"
 #include "test/simt/kernel_test.h"
 

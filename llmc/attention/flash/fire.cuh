@@ -10,7 +10,7 @@
 #pragma once
 
 #include "../../position/fire.cuh"
-#include "args.cuh"
+#include "tiles.cuh"
 
 static_assert(FIRE_UNITS == 32, "a lane of a warp has one break");
 static_assert(FIRE_SUMS == 4, "flash_warp_sums");

@@ -5,8 +5,8 @@
 // and the queries streamed, in the other the queries are owned.
 #pragma once
 
+#include "fire.cuh"
 #include "reach.cuh"
-#include "skip.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
 // queries, and where their S is counted from
