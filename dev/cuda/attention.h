@@ -43,7 +43,7 @@ struct AttentionProblem {
           OC((size_t)dims.OC), heads(B * NH), n(heads * T), host_qkv(draw()), host_dout(inputs(B * T * C, 2)),
           qkv(host_qkv), dout(host_dout), S_offset(n), g(n), dS(n), dg(n),
           S_origin(heads * ceil_div(T, CABLE_CHUNK)),
-          bias{{}, S_offset, g, S_origin, dS, dg, T, ceil_div(T, CABLE_CHUNK), true} {
+          bias{{}, S_offset, g, S_origin, dS, dg, T, ceil_div(T, CABLE_CHUNK)} {
         launch(cable_forward_kernel, Grid(heads, 128, 0, device_stream()), (float*)S_offset, (double*)S_origin,
                (float*)g, (const floatX*)qkv, T, 0, T, NH, dims.C(), dims.OC, CableStep::Relu, true);
     }
@@ -142,7 +142,7 @@ struct Backward {
     __device__ const floatX* v(int bh, int t) const { return qkv + token_at(dims, bh, t, 2); }
     __device__ const floatX* d_out(int bh, int t) const { return dout + output_at(dims, bh, t); }
     // S_i - S_j, of i >= j
-    __device__ float distance(int bh, int i, int j) const { return bias.tile(bh, i, j).distance(0, 0); }
+    __device__ float distance(int bh, int i, int j) const { return fabsf(bias.tile(bh, i, j).difference(0, 0)); }
 };
 
 // of two rows of q, k, v, out or dout in memory

@@ -273,7 +273,7 @@ __global__ void query_tile_kernel(Backward p, int count) {
         for (int r = threadIdx.x; r < ROWS && i0 + r < T; r += blockDim.x) {
             for (int c = 0; c < ROWS && j0 + c <= i0 + r; c++) {
                 row[r] += tiles.dlogit[r * LD + c];
-                moment[r] += tiles.dlogit[r * LD + c] * bias.distance(r, c);
+                moment[r] += tiles.dlogit[r * LD + c] * fabsf(bias.difference(r, c));
             }
         }
     }
