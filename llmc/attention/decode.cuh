@@ -242,8 +242,12 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     partial += (size_t)blockIdx.x * splits * row;
     out += (size_t)blockIdx.x * HS;
     // 1. M, the largest of all logits
-    const auto logit = [&](int s) { return partial[s * row + HS]; };
-    const float largest = block_max(max_over(threadIdx.x, splits, blockDim.x, logit));
+    float largest = -INFINITY;
+    for (int s = threadIdx.x; s < splits; s += blockDim.x) {
+        const float of_split = partial[s * row + HS];
+        largest = of_split > largest ? of_split : largest;
+    }
+    largest = block_max(largest);
     // 2. the weights of the splits, and the sum of all exponentials
     float sum = 0.0f;
     float first = (float)splits;                            // the first split with a weight above 0
