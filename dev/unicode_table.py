@@ -75,8 +75,8 @@ def class_runs():
 
 def fold_runs():
     """the characters that fold to one character, in runs: distance from the start of the run before, length << 2 |
-    step, targets. Step 1 or 2: the run takes every character or every other one; the target is what the first becomes,
-    and the next becomes step more. Step 0: neighbours, with the target of each. Then [character, up to three targets]
+    step, targets. Step 1 or 2: the run takes every character or every other one, and has the target of the first; the
+    next becomes step more. Step 0: neighbours, with the target of each. Then [character, up to three targets]
     of those that fold to several; and the last character that folds to anything but itself"""
     one, many = {}, {}
     for c in range(LAST + 1):
@@ -162,7 +162,7 @@ table("Runs of one class, from U+0000 on: length << 3 | class.",
       "const uint32_t UNICODE_CLASS_RUNS[]", class_runs())
 table("Runs of characters that fold to one character. Folding is: decompose canonically, drop Mn, lower the case.\n"
       "// A run: its distance from the start of the run before; length << 2 | step; targets. Step 1 or 2: the run\n"
-      "// takes every character or every other one; what the first becomes, and the next becomes step more.\n"
+      "// takes every character or every other one, and has the target of the first; the next becomes step more.\n"
       "// Step 0: neighbours, with the target of each.",
       "const uint32_t UNICODE_FOLD_RUNS[]", folds)
 table("Characters that fold to two or three. Four numbers each: the character, and what it becomes (0: no third).",

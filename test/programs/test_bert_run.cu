@@ -1,13 +1,14 @@
 // test_bert_run.cu -- the program train_bert from the outside: masked language modelling, checkpoints, use of a trained
 // model, contrastive fine-tuning and embeddings. Every run is a process of its own. The binary is $TRAIN_BERT, or
 // ./train_bert.
+#include <cfloat>
 #include <fstream>
 #include <numeric>
 #include <set>
 
 #include "test/programs/program.h"
 
-#include "llmc/lab/encode.h"
+#include "llmc/engine/text/documents.h"
 
 namespace {
 
@@ -28,7 +29,13 @@ struct Bert : Place {
 
 bool have_bert() { return have_program("train_bert"); }
 
-// What --encode has written into a directory
+// What --encode has written into a directory: rows (names,C)
+struct Embeddings {
+    int C = 0;
+    std::vector<float> rows;
+    std::vector<std::string> names;
+    size_t size() const { return names.size(); }
+};
 Embeddings read_embeddings(const std::string& dir) {
     const Safetensors file(dir + "/embeddings.safetensors");
     const SafetensorsEntry& entry = file.entry("embeddings");

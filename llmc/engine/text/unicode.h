@@ -104,7 +104,7 @@ const uint32_t UNICODE_CLASS_RUNS[] = {
 
 // Runs of characters that fold to one character. Folding is: decompose canonically, drop Mn, lower the case.
 // A run: its distance from the start of the run before; length << 2 | step; targets. Step 1 or 2: the run
-// takes every character or every other one; what the first becomes, and the next becomes step more.
+// takes every character or every other one, and has the target of the first; the next becomes step more.
 // Step 0: neighbours, with the target of each.
 const uint32_t UNICODE_FOLD_RUNS[] = {
     65, 105, 97, 127, 20, 97, 97, 97, 97, 97, 5, 14, 97, 1, 4, 230, 2, 4, 101, 2, 52, 101, 101, 105, 105, 105, 105, 240,
