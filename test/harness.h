@@ -1,5 +1,7 @@
 // harness.h -- shared by all numerical tests, with Catch2 (oracle.h) and on the emulated GPU (simt/kernel_test.h):
 // arrays on the device that start poisoned, random numbers, closeness. A failure here throws an Error.
+//
+// A scene that both run (test/layers/*_oracle.h) reports by expect(), which each of the two defines.
 #pragma once
 
 #include <cfloat>
@@ -36,7 +38,8 @@ template <class T> struct DeviceArray {
         check(values.size() == n, "an array of %zu elements: expected as many values, got %zu", n, values.size());
         if (n > 0) { copy_to_device(p, values.data(), n * sizeof(T), Stream(0)); }
     }
-    // the values; an Error at the caller's line if a kernel wrote past either end
+    // the values; an Error at the caller's line if a kernel wrote past either end. Inlined, g++ 12 warns of sizes.
+    __attribute__((noinline))
     std::vector<T> host(const char* file = __builtin_FILE(), int line = __builtin_LINE()) const {
         std::vector<unsigned char> bytes(n * sizeof(T) + 2 * GUARD);
         copy_to_host(bytes.data(), base, bytes.size(), Stream(0));
@@ -153,4 +156,37 @@ template <class T, class U> double relative_l2(const std::vector<T>& got, const 
 
 template <class T> bool same_bits(const std::vector<T>& a, const std::vector<T>& b) {
     return a.size() == b.size() && (a.empty() || memcmp(a.data(), b.data(), a.size() * sizeof(T)) == 0);
+}
+
+// x as floatX keeps it: what a kernel is given and its oracle computes with
+inline std::vector<float> stored(const std::vector<float>& x) { return as<float>(as<floatX>(x)); }
+template <class T> std::vector<float> host_floats(const DeviceArray<T>& a) { return as<float>(a.host()); }
+
+// ----------------------------------------------------------------------------------------------------------
+// scenes
+
+void expect(bool ok, const std::string& what);
+void poison_shared();               // NaN into the shared memory that the next kernels find
+
+// The tolerated error of a kernel (another order of summation, fast_exp's 2 ulp), in units of the error of float32
+// loops written straight from the equation, on the same input. If those happen to be exact, the unit is half an ulp of
+// `scale`. A result in bf16 may be off by half its own ulp, too.
+constexpr double MULTIPLE = 8;
+
+template <class T>
+void check_close(const std::string& name, const std::vector<T>& got, const std::vector<double>& want,
+                 const std::vector<float>& plain, double scale = 0, double multiple = MULTIPLE) {
+    const double unit = std::max(largest_difference(plain, want), FLT_EPSILON / 2 * std::max(largest(want), scale));
+    double worst = got.size() == want.size() && !want.empty() ? 0 : INFINITY;
+    for (size_t i = 0; i < want.size() && worst < INFINITY; i++) {
+        const double half_ulp = sizeof(T) == 2 ? std::ldexp(1.0, std::ilogb(want[i]) - 8) : 0.0;
+        const double off = std::fabs(as_double(got[i]) - want[i]) - half_ulp;
+        worst = off <= DBL_MAX ? std::max(worst, off) : INFINITY;
+    }
+    if (getenv("CABLE_TEST_ERRORS") != nullptr) {
+        printf("%-24s %8zu elements  max %.1e  float32 %.1e  kernel %.1e  = %.2f units\n", name.c_str(), got.size(),
+               largest(want), largest_difference(plain, want), worst, worst / (unit > 0 ? unit : 1));
+    }
+    expect(worst <= multiple * unit, strprintf("%s: largest value %g; float32 loops are off by %g, the kernel by %g",
+                                               name.c_str(), largest(want), largest_difference(plain, want), worst));
 }

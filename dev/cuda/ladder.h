@@ -43,7 +43,7 @@ inline double root_mean_square(const std::vector<double>& v) {
 // How much worse a rung may be than the oracle written in float32 on the same input: it sums in another order, and
 // fast_exp is off by 2 ulp. Correct rungs measured at most 3.1 at many sizes, and the faults that were planted 9 and
 // more.
-constexpr double MULTIPLE = 4.0;
+constexpr double RUNG_MULTIPLE = 4.0;
 
 // ----------------------------------------------------------------------------------------------------------
 // the program
@@ -78,7 +78,7 @@ struct Ladder {
         printf("%s:", argv[0]);
         for (size_t s = 0; s < sizes.size(); s++) { printf(" %s %d", sizes[s].name, size(s)); }
         printf("; %s, elements are %s\n", device_description().c_str(), sizeof(floatX) == 2 ? "bf16" : "float32");
-        printf("largest error (as a multiple of what the oracle is off by in float32: at most %g)\n\n", MULTIPLE);
+        printf("largest error (as a multiple of what the oracle is off by in float32: at most %g)\n\n", RUNG_MULTIPLE);
     }
     int size(size_t s) const {
 #if defined(__CUDACC__)
@@ -116,7 +116,7 @@ struct Ladder {
         // the largest finds one wrong element, the root mean square a small error of all of them
         const double worst = largest_difference(got, want);
         const double times = std::max(worst / unit, root_mean_square(off) / unit_rms);
-        rung_is_wrong = rung_is_wrong || !(times <= MULTIPLE);
+        rung_is_wrong = rung_is_wrong || !(times <= RUNG_MULTIPLE);
         if (ran == 0) { header += strprintf("%-15s ", name); }
         const char* form = times < 100 ? "%.1e (%.2f)" : "%.1e (%.0e)";
         row += strprintf("%-15s ", strprintf(form, worst, times).c_str());

@@ -1,52 +1,6 @@
 // test_embedding.cu -- the token embedding and the plan of its backward.
+#include "test/layers/embedding_oracle.h"
 #include "test/oracle.h"
-
-#include "llmc/embedding.cuh"
-
-namespace {
-
-// A plan on the device
-struct Rows {
-    Array<int> rows, first, hot;
-    EmbeddingRows on_device;
-    explicit Rows(const EmbeddingPlan& plan) : rows(plan.rows), first(plan.first), hot(plan.hot) {
-        on_device.rows = rows;
-        on_device.first = first;
-        on_device.hot = hot;
-        on_device.count(plan);
-    }
-};
-
-void test_embedding(Random& random, size_t N, size_t V, size_t C, bool repeated,
-                    int part = EMBEDDING_PART) {
-    INFO("N " << N << ", V " << V << ", C " << C << (repeated ? ", one token only" : ""));
-    std::vector<int> tokens(N);
-    for (int& t : tokens) { t = repeated ? (int)V - 1 : random.integer(0, (int)V - 1); }
-    const auto wte = random.normals(V * C);
-    const auto dout = random.normals(N * C);
-    const auto dwte0 = random.normals(V * C);
-    std::vector<float> out(N * C), plain = dwte0;
-    std::vector<double> dwte = as<double>(dwte0);
-    for (size_t n = 0; n < N; n++) {
-        for (size_t c = 0; c < C; c++) {
-            out[n * C + c] = wte[(size_t)tokens[n] * C + c];
-            dwte[(size_t)tokens[n] * C + c] += dout[n * C + c];
-            plain[(size_t)tokens[n] * C + c] += dout[n * C + c];
-        }
-    }
-    EmbeddingPlan plan;
-    plan.build(tokens.data(), N, part);
-    const Array<int> d_tokens(tokens);
-    const Rows rows(plan);
-    Array<float> d_out(N * C), d_dwte(dwte0), partial(std::max(plan.hot_parts() * C, (size_t)1));
-    embedding_forward(d_out, d_tokens, Array<float>(wte), N, (int)C, Stream(0));
-    embedding_backward(d_dwte, partial, Array<float>(dout), d_tokens, rows.on_device, (int)C, Stream(0));
-    CHECK(same_bits(d_out.host(), out));
-    // partial sums of up to N terms of size 1 are of size sqrt(N), wherever they end
-    check_close("dwte", d_dwte.host(), dwte, plain, std::sqrt((double)N));
-}
-
-} // namespace
 
 TEST_CASE("embedding, forward and backward", "[embedding][race][asan]") {
     Random random;

@@ -1,56 +1,6 @@
 // test_pooling.cu -- pooling against an oracle in double.
+#include "test/layers/pooling_oracle.h"
 #include "test/oracle.h"
-
-#include "llmc/pooling.cuh"
-
-namespace {
-
-template <class R> struct PoolingOracle {
-    std::vector<R> out, dinp;
-
-    PoolingOracle(const std::vector<R>& inp, const std::vector<R>& dout, const std::vector<int>& lengths, size_t T,
-                  size_t C, Pooling kind)
-        : out(lengths.size() * C), dinp(inp.size()) {
-        for (size_t b = 0; b < lengths.size(); b++) {
-            const size_t length = kind == Pooling::Cls ? 1 : (size_t)lengths[b];
-            for (size_t c = 0; c < C; c++) {
-                R sum = 0;
-                for (size_t t = 0; t < length; t++) { sum += inp[(b * T + t) * C + c]; }
-                out[b * C + c] = sum / (R)length;
-                for (size_t t = 0; t < length; t++) { dinp[(b * T + t) * C + c] = dout[b * C + c] / (R)length; }
-            }
-        }
-    }
-};
-
-// The padding holds NaN.
-void test_pooling(Random& random, const std::vector<int>& lengths, size_t T, size_t C, Pooling kind) {
-    const size_t B = lengths.size();
-    INFO("B " << B << ", T " << T << ", C " << C << ", " << (kind == Pooling::Mean ? "mean" : "cls"));
-    std::vector<float> inp = random.normals(B * T * C, 0.3);
-    const std::vector<float> dout = random.normals(B * C);
-    for (size_t e = 0; e < inp.size(); e++) {
-        if ((int)(e / C % T) >= lengths[e / C / T]) { inp[e] = NAN; }
-    }
-    const PoolingOracle<double> want(as<double>(inp), as<double>(dout), lengths, T, C, kind);
-    const PoolingOracle<float> plain(inp, dout, lengths, T, C, kind);
-    const Array<int> d_lengths(lengths);
-    Array<float> out(B * C), dinp(B * T * C);           // dinp starts as NaN: all of it must be overwritten
-    poison_shared();
-    pooling_forward(out, Array<float>(inp), d_lengths, (int)B, (int)T, (int)C, kind, Stream(0));
-    pooling_backward(dinp, Array<float>(dout), d_lengths, (int)B, (int)T, (int)C, kind, Stream(0));
-    // partial sums are of the size of the inputs at least, wherever they end
-    check_close("pooling", out.host(), want.out, plain.out, kind == Pooling::Mean ? 1 : 0);
-    check_close("pooling backward", dinp.host(), want.dinp, plain.dinp);
-    const std::vector<float> d = dinp.host();
-    bool zero = true;
-    for (size_t e = 0; e < d.size(); e++) {
-        if ((int)(e / C % T) >= (kind == Pooling::Cls ? 1 : lengths[e / C / T])) { zero = zero && d[e] == 0.0f; }
-    }
-    CHECK(zero);
-}
-
-} // namespace
 
 TEST_CASE("pooling oracle: its backward is its forward's derivative", "[pooling]") {
     Random random;

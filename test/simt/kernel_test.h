@@ -61,6 +61,9 @@ PRINTF_LIKE(3, 4) inline void kernel_test_fail(const char* place, const char* co
 // SKIP(why): ends the test, which then counts as neither passed nor failed
 #define SKIP(...) throw KernelTestSkipped{strprintf(__VA_ARGS__)}
 
+inline void expect(bool ok, const std::string& what) { EXPECT(ok, "%s", what.c_str()); }
+inline void poison_shared() {}                              // the emulator has done it
+
 // ----------------------------------------------------------------------------------------------------------
 // data
 
