@@ -1,11 +1,11 @@
-// attention_oracle.h -- causal attention with CABLE's bias and its gradients, in plain loops over one head after the
-// other.
+// attention_oracle.h -- causal attention with CABLE's bias and its gradients: HeadOracle of test/layers, over one head
+// after the other, and what dlogit is in S and g.
 //
-//   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     P = softmax(logit)     out_i = sum_j P_ij v_j
-//   dP_ij = dout_i.v_j     row_dot_i = out_i.dout_i     dlogit_ij = P_ij (dP_ij - row_dot_i)
+//   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     dg_i, dS_i, dS_j: dlogit_ij times its derivatives
 #pragma once
 
 #include "ladder.h"
+#include "test/layers/attention_oracle.h"
 
 // No two heads share an element of a result. At the sizes of a GPU this is what takes the ladder's time.
 #if defined(_OPENMP)
@@ -20,73 +20,63 @@ template <class R> struct OracleInputs {
     R scale;
     std::vector<R> q, k, v, dout, g;
     std::vector<double> S;
+
+    R distance(size_t bh, size_t i, size_t j) const { return (R)(S[bh * T + i] - S[bh * T + j]); }
 };
 
-// Stored: what P and dlogit are rounded to before they are multiplied by v, dout, k and q: bf16 on the tensor cores
 template <class R, class Stored = R> struct AttentionOracle {
     std::vector<R> out, lse;                                // (heads,T,HS), (heads,T)
     std::vector<R> dq, dk, dv, dS, dg;
 
-    static R logit(const OracleInputs<R>& in, size_t at, size_t i, size_t j) {
-        R dot = 0;
-        for (size_t d = 0; d < in.HS; d++) { dot += in.q[(at + i) * in.HS + d] * in.k[(at + j) * in.HS + d]; }
-        return in.scale * dot - in.g[at + i] * (R)(in.S[at + i] - in.S[at + j]);
-    }
     void forward(const OracleInputs<R>& in) {
-        const size_t HS = in.HS;
-        out.assign(in.heads * in.T * HS, 0);
+        out.assign(in.heads * in.T * in.HS, 0);
         lse.assign(in.heads * in.T, 0);
         OVER_HEADS
         for (size_t bh = 0; bh < in.heads; bh++) {
-            const size_t at = bh * in.T;
-            std::vector<R> P(in.T);
-            for (size_t i = 0; i < in.T; i++) {
-                // 1. logits and the largest of them    2. exponentials and their sum
-                R largest = -INFINITY, sum = 0;
-                for (size_t j = 0; j <= i; j++) { largest = std::max(largest, P[j] = logit(in, at, i, j)); }
-                for (size_t j = 0; j <= i; j++) { sum += P[j] = std::exp(P[j] - largest); }
-                // 3. out = P v
-                for (size_t j = 0; j <= i; j++) {
-                    const R weight = (R)rounded<Stored>(P[j]) / sum;
-                    for (size_t d = 0; d < HS; d++) { out[(at + i) * HS + d] += weight * in.v[(at + j) * HS + d]; }
-                }
-                lse[at + i] = largest + std::log(sum);
-            }
+            const HeadOracle<R, Stored> head = head_of(in, bh);
+            put(out, head.out, bh);
+            put(lse, head.lse, bh);
         }
     }
     // given_out, given_lse: what the forward has stored
     void backward(const OracleInputs<R>& in, const std::vector<R>& given_out, const std::vector<R>& given_lse) {
-        const size_t HS = in.HS;
-        for (std::vector<R>* x : {&dq, &dk, &dv}) { x->assign(in.heads * in.T * HS, 0); }
-        for (std::vector<R>* x : {&dS, &dg}) { x->assign(in.heads * in.T, 0); }
+        const size_t T = in.T, n = in.T * in.HS;
+        for (std::vector<R>* x : {&dq, &dk, &dv}) { x->assign(in.heads * n, 0); }
+        for (std::vector<R>* x : {&dS, &dg}) { x->assign(in.heads * T, 0); }
         OVER_HEADS
         for (size_t bh = 0; bh < in.heads; bh++) {
-            const size_t at = bh * in.T;
-            for (size_t i = 0; i < in.T; i++) {
-                const R *dout = &in.dout[(at + i) * HS], *q = &in.q[(at + i) * HS];
-                // 1. row_dot
-                R row_dot = 0;
-                for (size_t d = 0; d < HS; d++) { row_dot += given_out[(at + i) * HS + d] * dout[d]; }
+            HeadOracle<R, Stored> head = head_of(in, bh);
+            head.backward(of(in.q, bh, n), of(in.k, bh, n), of(in.v, bh, n), of(in.dout, bh, n), of(given_out, bh, n),
+                          of(given_lse, bh, T));
+            put(dq, head.dq, bh);
+            put(dk, head.dk, bh);
+            put(dv, head.dv, bh);
+            for (size_t i = 0; i < T; i++) {
                 for (size_t j = 0; j <= i; j++) {
-                    // 2. dP, P and dlogit
-                    R dP = 0;
-                    for (size_t d = 0; d < HS; d++) { dP += dout[d] * in.v[(at + j) * HS + d]; }
-                    const R P = std::exp(logit(in, at, i, j) - given_lse[at + i]);
-                    const R dlogit = P * (dP - row_dot);
-                    // 3. the products
-                    const R P_stored = (R)rounded<Stored>(P), dlogit_stored = (R)rounded<Stored>(dlogit);
-                    for (size_t d = 0; d < HS; d++) {
-                        dv[(at + j) * HS + d] += P_stored * dout[d];
-                        dq[(at + i) * HS + d] += in.scale * dlogit_stored * in.k[(at + j) * HS + d];
-                        dk[(at + j) * HS + d] += in.scale * dlogit_stored * q[d];
-                    }
-                    // 4. the bias -g_i (S_i - S_j): its derivatives by g_i, S_i and S_j
-                    dg[at + i] -= dlogit * (R)(in.S[at + i] - in.S[at + j]);
-                    dS[at + i] -= in.g[at + i] * dlogit;
-                    dS[at + j] += in.g[at + i] * dlogit;
+                    const R dlogit = head.dbias[i * T + j], g = in.g[bh * T + i];
+                    dg[bh * T + i] -= dlogit * in.distance(bh, i, j);
+                    dS[bh * T + i] -= g * dlogit;
+                    dS[bh * T + j] += g * dlogit;
                 }
             }
         }
+    }
+
+private:
+    // n elements of a head, and back
+    static std::vector<R> of(const std::vector<R>& x, size_t bh, size_t n) {
+        return std::vector<R>(x.begin() + bh * n, x.begin() + (bh + 1) * n);
+    }
+    static void put(std::vector<R>& to, const std::vector<R>& x, size_t bh) {
+        std::copy(x.begin(), x.end(), to.begin() + bh * x.size());
+    }
+    static HeadOracle<R, Stored> head_of(const OracleInputs<R>& in, size_t bh) {
+        const size_t T = in.T, n = in.T * in.HS;
+        std::vector<R> bias(T * T);
+        for (size_t i = 0; i < T; i++) {
+            for (size_t j = 0; j <= i; j++) { bias[i * T + j] = -in.g[bh * T + i] * in.distance(bh, i, j); }
+        }
+        return {of(in.q, bh, n), of(in.k, bh, n), of(in.v, bh, n), bias, {}, in.scale, T, in.HS, true};
     }
 };
 

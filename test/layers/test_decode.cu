@@ -5,8 +5,8 @@
 // kernel sums the same terms in another order. If the loops happen to be exact, the unit is the cost of rounding the
 // logits.
 #include "test/layer.h"
+#include "test/layers/attention_oracle.h"
 #include "test/oracle.h"
-
 
 #include "llmc/attention/decode.cuh"
 
@@ -71,42 +71,23 @@ struct Cache : AttentionLayer {
         return out.host();
     }
 
-    // (t0+1), of one head
-    std::vector<double> logits(const OracleLayer<double>& o, int b, int h, int t0,
-                               const std::vector<double>& bias) const {
-        const std::vector<double> q = vector(o, host_qkv, b, h, t0, 0);
-        std::vector<double> a;
-        for (int j = 0; j <= t0; j++) {
-            const double score = dot(q, vector(o, host_qkv, b, h, j, 1)) / std::sqrt((double)s.HS);
-            a.push_back(score + bias[(size_t)j]);
-        }
-        return a;
+    // attention of the query at t0 of one head, by loops over R
+    template <class R>
+    HeadOracle<R> head(const OracleLayer<double>& o, int b, int h, int t0, const std::vector<R>& bias) const {
+        const auto of = [&](int part) { return as<R>(vectors(o, host_qkv, b, h, part)); };
+        return HeadOracle<R>(of(0), of(1), of(2), hidden(bias, b, t0 + 1), {}, 1 / std::sqrt((R)s.HS), (size_t)t0 + 1,
+                             (size_t)s.HS, true, (size_t)t0);
     }
-    // out (HS) of the query at t0 of one head, by loops over R; logit: raised to the mean magnitude of a logit, by
-    // weight
+    // its out (HS); logit: raised to the mean magnitude of a logit, by weight
     template <class R> std::vector<R> row(const OracleLayer<double>& o, int b, int h, int t0,
                                           const std::vector<R>& bias, double& logit) const {
-        const std::vector<R> q = as<R>(vector(o, host_qkv, b, h, t0, 0));
-        std::vector<R> a, y((size_t)s.HS);
-        for (int j = 0; j <= t0; j++) {
-            const std::vector<R> k = as<R>(vector(o, host_qkv, b, h, j, 1));
-            R score = 0;
-            for (size_t d = 0; d < k.size(); d++) { score += q[d] * k[d]; }
-            const R added = bias[bias.size() - (size_t)(t0 + 1 - j)];
-            a.push_back(sees(b, t0, j) ? score / std::sqrt((R)s.HS) + added : -(R)INFINITY);
+        const HeadOracle<R> x = head(o, b, h, t0, bias);
+        double size = 0;
+        for (auto a = x.logits.end() - (t0 + 1); a != x.logits.end(); a++) {
+            if (*a > -INFINITY) { size += (double)std::exp(*a - x.lse.back()) * std::fabs(*a); }
         }
-        const R m = *std::max_element(a.begin(), a.end());
-        R sum = 0, size = 0;
-        for (int j = 0; j <= t0; j++) {
-            const std::vector<R> v = as<R>(vector(o, host_qkv, b, h, j, 2));
-            const R e = std::exp(a[(size_t)j] - m);
-            for (size_t d = 0; d < v.size(); d++) { y[d] += e * v[d]; }
-            sum += e;
-            size += sees(b, t0, j) ? e * std::fabs(a[(size_t)j]) : 0;
-        }
-        logit = std::max(logit, (double)(size / sum));
-        for (R& e : y) { e /= sum; }
-        return y;
+        logit = std::max(logit, size);
+        return std::vector<R>(x.out.end() - s.HS, x.out.end());
     }
 };
 
@@ -411,8 +392,8 @@ void check_left_out(SteepCache& c, int t0, const std::vector<bool>& exactly, con
     for (int bh = 0; bh < c.s.B * c.s.NH; bh++) {
         INFO("(batch, head) " << bh);
         const OracleLayer<double> o = c.oracle(c.host_qkv, bh / c.s.NH, t0 + 1);
-        const std::vector<double> all = oracle_bias(o, bh % c.s.NH), bias(all.end() - (t0 + 1), all.end());
-        const std::vector<double> a = c.logits(o, bh / c.s.NH, bh % c.s.NH, t0, bias);
+        const std::vector<double> all = c.head(o, bh / c.s.NH, bh % c.s.NH, t0, oracle_bias(o, bh % c.s.NH)).logits;
+        const std::vector<double> a(all.end() - (t0 + 1), all.end());
         const double m = *std::max_element(a.begin(), a.end());
         for (bool exact : {true, false}) {
             double sum = 0, lost = 0;

@@ -1,5 +1,6 @@
 // test_heads.cu -- the statistics of --heads against loops over T x T matrices in double precision.
 #include "test/layer.h"
+#include "test/layers/attention_oracle.h"
 #include "test/oracle.h"
 
 #include "llmc/lab/heads.h"
@@ -17,24 +18,13 @@ template <class R> struct HeadLoops {
     // q, k (tokens,HS), bias (tokens,tokens), -inf where a query does not see a key
     void add(const std::vector<R>& q, const std::vector<R>& k, const std::vector<R>& bias, R scale, int tokens, int HS,
              bool causal) {
+        const HeadOracle<R> head(q, k, k, bias, {}, scale, (size_t)tokens, (size_t)HS, causal);
         const int side = ceil_div(tokens, LIVE_TILE);
         std::vector<R> most((size_t)side * side);
         for (int i = 0; i < tokens; i++) {
             const int keys = causal ? i + 1 : tokens;
-            std::vector<R> P((size_t)keys);
-            R largest = -INFINITY, sum = 0;
             for (int j = 0; j < keys; j++) {
-                R dot = 0;
-                for (int d = 0; d < HS; d++) { dot += q[(size_t)(i * HS + d)] * k[(size_t)(j * HS + d)]; }
-                P[(size_t)j] = scale * dot + bias[(size_t)i * tokens + j];
-                largest = std::max(largest, P[(size_t)j]);
-            }
-            for (R& p : P) {
-                p = std::exp(p - largest);
-                sum += p;
-            }
-            for (int j = 0; j < keys; j++) {
-                const R p = P[(size_t)j] / sum;
+                const R p = std::exp(head.logits[(size_t)i * tokens + j] - head.lse[(size_t)i]);
                 entropy -= p > 0 ? p * std::log(p) : 0;
                 by_distance[(size_t)std::abs(i - j)] += p;
                 if (j < HEAD_SINKS) { sinks[(size_t)j] += p; }
@@ -91,7 +81,7 @@ struct Statistics : AttentionLayer {
         const HeadStatistics& head = got[(size_t)h];
         CHECK(head.queries == (uint64_t)queries);
         CHECK(head.tiles == want.tiles.size());
-        check_close("entropy", {(float)head.entropy}, {want.entropy}, {plain.entropy});
+        check_close("entropy", std::vector<float>{(float)head.entropy}, {want.entropy}, {plain.entropy});
         check_close("sinks", as<float>(head.sinks), want.sinks, plain.sinks);
         check_close("by_distance", as<float>(head.by_distance), want.by_distance, plain.by_distance);
         check_sums(head, want, plain, queries);

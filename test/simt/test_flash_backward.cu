@@ -8,6 +8,7 @@
 #include "llmc/attention/flash/forward.cuh"
 #include "llmc/position/toeplitz.cuh"
 
+#include "test/layers/attention_oracle.h"
 #include "test/simt/fire_inputs.h"
 #include "test/simt/kernel_test.h"
 #include "test/simt/shared_flash.h"
@@ -147,83 +148,75 @@ struct Results {
 
 enum Roundings { Exact, Backward, ForwardAndBackward };
 
-// Row i of one head, straight from the equations, or with the roundings of the kernels.
-void oracle_row(Results& r, const Inputs& p, int bh, int i, Roundings roundings) {
-    const bool simulated = roundings != Exact;
-    const int T = p.s.T, HS = p.s.HS;
-    const size_t at = (size_t)bh * T;
-    const double* q = &p.q[(at + i) * HS];
-    const double* dout = &p.dout[(at + i) * HS];
-    double* out = &r.out[(at + i) * HS];
-    // 1. logits, their largest, and lse
-    Doubles logits((size_t)T, -INFINITY);
-    double largest = -INFINITY;
-    double sum = 0;
-    for (int j = 0; j < T; j++) {
-        if (!p.visible(bh, i, j)) { continue; }
-        double dot = 0;
-        for (int d = 0; d < HS; d++) { dot += q[d] * p.k[(at + j) * HS + d]; }
-        logits[(size_t)j] = p.scale * dot + p.bias(bh, i, j);
-        largest = std::max(largest, logits[(size_t)j]);
+// += what the bias gets from dlogit of a pair: derivatives of the logit by S_i (by S_j: the same, negated) and by g_i
+void add_bias_gradients(Results& r, const Inputs& p, int bh, int i, int j, double dlogit) {
+    const size_t at = (size_t)bh * p.s.T;
+    const double distance = p.S[at + i] - p.S[at + j], g = p.g[at + i];
+    double by_S = 0, by_g = 0;
+    if (p.Kind == FlashBias::Distance) {
+        by_S = i >= j ? -g : g;
+        by_g = -std::fabs(distance);
     }
-    for (int j = 0; j < T && largest > -INFINITY; j++) { sum += std::exp(logits[(size_t)j] - largest); }
-    const double lse = r.lse[at + i] = largest + std::log(sum);
-    if (largest == -INFINITY) { return; }
-    // 2. out and row_dot
-    for (int j = 0; j < T; j++) {
-        const double e = std::exp(logits[(size_t)j] - largest);
-        const double weight = (roundings == ForwardAndBackward ? bf16_of(e) : e) / sum;
-        for (int d = 0; d < HS; d++) { out[d] += weight * p.v[(at + j) * HS + d]; }
+    if (p.Kind == FlashBias::LogDistance) {
+        const double a = p.inside ? g * distance : distance;
+        by_S = -2 * g * a / (1 + a * a);
+        by_g = p.inside ? -2 * distance * a / (1 + a * a) : -std::log1p(a * a);
     }
-    double row_dot = 0;
-    for (int d = 0; d < HS; d++) { row_dot += dout[d] * (simulated ? bf16_of(out[d]) : out[d]); }
-    for (int j = 0; j < T; j++) {
-        if (!p.visible(bh, i, j)) { continue; }
-        // 3. P and dlogit
-        const double P = std::exp(logits[(size_t)j] - (simulated ? (double)(float)lse : lse));
-        double dP = 0;
-        for (int d = 0; d < HS; d++) { dP += dout[d] * p.v[(at + j) * HS + d]; }
-        const double dlogit = P * (dP - row_dot);
-        // 4. dv, dk, dq
-        const double P_operand = simulated ? bf16_of(P) : P;
-        const double dlogit_operand = simulated ? bf16_of(dlogit) : dlogit;
-        for (int d = 0; d < HS; d++) {
-            r.dv[(at + j) * HS + d] += P_operand * dout[d];
-            r.dk[(at + j) * HS + d] += p.scale * dlogit_operand * q[d];
-            r.dq[(at + i) * HS + d] += p.scale * dlogit_operand * p.k[(at + j) * HS + d];
-        }
-        // 5. the bias: derivatives of the logit by S_i (by S_j: the same, negated) and by g_i
-        const double distance = p.S[at + i] - p.S[at + j];
-        const double g = p.g[at + i];
-        double by_S = 0;
-        double by_g = 0;
-        if (p.Kind == FlashBias::Distance) {
-            by_S = i >= j ? -g : g;
-            by_g = -std::fabs(distance);
-        }
-        if (p.Kind == FlashBias::LogDistance) {
-            const double a = p.inside ? g * distance : distance;
-            by_S = -2 * g * a / (1 + a * a);
-            by_g = p.inside ? -2 * distance * a / (1 + a * a) : -std::log1p(a * a);
-        }
-        r.dS[at + i] += dlogit * by_S;
-        r.dS[at + j] -= dlogit * by_S;
-        r.dg[at + i] += dlogit * by_g;
-        r.dtable[(size_t)bh * (2 * T - 1) + T - 1 + j - i] += dlogit;
-        if (p.Kind == FlashBias::Fire) {
-            const size_t piece = (size_t)bh * FIRE_PIECES + p.fire.piece(p.fire.y(i, j));
-            p.fire.add(&r.fire[piece * FIRE_SUMS], i, j, dlogit);
-        }
+    r.dS[at + i] += dlogit * by_S;
+    r.dS[at + j] -= dlogit * by_S;
+    r.dg[at + i] += dlogit * by_g;
+    r.dtable[(size_t)bh * (2 * p.s.T - 1) + p.s.T - 1 + j - i] += dlogit;
+    if (p.Kind == FlashBias::Fire) {
+        const size_t piece = (size_t)bh * FIRE_PIECES + p.fire.piece(p.fire.y(i, j));
+        p.fire.add(&r.fire[piece * FIRE_SUMS], i, j, dlogit);
     }
+}
+// One head, straight from the equations, or with the roundings of the kernels
+void oracle_head(Results& r, const Inputs& p, int bh, Roundings roundings) {
+    const size_t T = (size_t)p.s.T, HS = (size_t)p.s.HS;
+    const auto of = [&](const Doubles& x) { return Doubles(&x[bh * T * HS], &x[bh * T * HS] + T * HS); };
+    const auto put = [&](Doubles& to, const Doubles& x) { std::copy(x.begin(), x.end(), &to[bh * x.size()]); };
+    const Doubles q = of(p.q), k = of(p.k);
+    const Doubles v = of(p.v), dout = of(p.dout);
+    Doubles bias(T * T, -INFINITY);
+    for (int e = 0; e < (int)bias.size(); e++) {
+        const int i = e / p.s.T, j = e % p.s.T;
+        if (p.visible(bh, i, j)) { bias[(size_t)e] = p.bias(bh, i, j); }
+    }
+    const auto keep = [&](const auto& head) {
+        put(r.out, head.out);
+        put(r.lse, head.lse);
+        put(r.dq, head.dq);
+        put(r.dk, head.dk);
+        put(r.dv, head.dv);
+        for (int e = 0; e < (int)bias.size(); e++) {
+            if (bias[(size_t)e] > -INFINITY) {
+                add_bias_gradients(r, p, bh, e / p.s.T, e % p.s.T, head.dbias[(size_t)e]);
+            }
+        }
+    };
+    if (roundings == ForwardAndBackward) {
+        keep(HeadOracle<double, bf16>(q, k, v, bias, dout, p.scale, T, HS, false));
+        return;
+    }
+    const HeadOracle<double> exact(q, k, v, bias, roundings == Exact ? dout : Doubles(), p.scale, T, HS, false);
+    if (roundings == Exact) {
+        keep(exact);
+        return;
+    }
+    HeadOracle<double, bf16> rounded(q, k, v, bias, {}, p.scale, T, HS, false);
+    Doubles out = rounded.out = exact.out, lse = rounded.lse = exact.lse;       // the forward's are given
+    for (double& x : out) { x = bf16_of(x); }
+    for (double& x : lse) { x = (float)x; }
+    rounded.backward(q, k, v, dout, out, lse);
+    keep(rounded);
 }
 Results oracle(const Inputs& p, Roundings roundings) {
     Results r(p);
 #if defined(_OPENMP)                                        // on the hardware's grid this is what takes the time
 #pragma omp parallel for schedule(dynamic)
 #endif
-    for (int bh = 0; bh < p.heads(); bh++) {                // no two heads share an element of r
-        for (int i = 0; i < p.s.T; i++) { oracle_row(r, p, bh, i, roundings); }
-    }
+    for (int bh = 0; bh < p.heads(); bh++) { oracle_head(r, p, bh, roundings); }    // no two share an element of r
     if (roundings != Exact) { for (Doubles* x : {&r.dq, &r.dk, &r.dv}) { for (double& y : *x) { y = bf16_of(y); } } }
     return r;
 }
@@ -483,6 +476,12 @@ void inform(const Worst& worst) {
     for (int x = 0; x < 8; x++) { if (worst.of[x] > 0) { INFO("%s %.2f", RESULT_NAMES[x], worst.of[x]); } }
 }
 
+// the kernels against the oracle, with the oracle's forward
+void expect_oracle(const Inputs& p, Worst& worst) {
+    const Results exact = oracle(p, Exact);
+    expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+}
+
 std::vector<Shape> shapes() {
     if (!on_gpu) {
         return {{1, 1, 1, 64},   {1, 17, 2, 64},  {2, 64, 1, 64},  {1, 65, 1, 128},
@@ -505,8 +504,7 @@ void against_oracle(FlashBias Kind, bool causal, bool inside = false) {
         p.inside = inside;
         // ends inside a tile, and a whole one is masked
         if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }
-        const Results exact = oracle(p, Exact);
-        expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+        expect_oracle(p, worst);
     }
     inform(worst);
 }
@@ -623,8 +621,7 @@ KERNEL_TEST("flash backward: small distances at a large S") {
             Inputs p = make_inputs(Kind, causal, {1, 270, 1, 64}, 87, 0.03);
             step_up(p, 100, 1e5);
             for (double& g : p.g) { g = (float)(2 + 4 * g); }
-            const Results exact = oracle(p, Exact);
-            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+            expect_oracle(p, worst);
         }
     }
     inform(worst);
@@ -762,8 +759,7 @@ KERNEL_TEST("flash backward: a span leaves out exactly its tiles") {
                 Inputs p = make_inputs(Kind, causal, {1, 230, 1, 64}, 43);
                 p.kv_len = {220};
                 p.span = span;
-                const Results exact = oracle(p, Exact);
-                expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+                expect_oracle(p, worst);
             }
         }
     }
@@ -778,16 +774,14 @@ KERNEL_TEST("flash backward: a window and sinks") {
                 Inputs p = make_inputs(Kind, causal, {1, 300, 1, 64}, 47);
                 p.kv_len = {290};
                 p.mask = mask;
-                const Results exact = oracle(p, Exact);
-                expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+                expect_oracle(p, worst);
             }
         }
     }
     Inputs p = make_inputs(FlashBias::Distance, false, {1, 230, 1, 80}, 48);
     p.mask = {50, 70};
     p.span = {{0, 1}, {0, 3}, {1, 2}, {0, 3}};
-    const Results exact = oracle(p, Exact);
-    expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+    expect_oracle(p, worst);
     inform(worst);
 }
 
@@ -799,8 +793,7 @@ KERNEL_TEST("flash backward: documents apart") {
             p.kv_len = {180, 130};
             p.mask = mask;
             p.documents = draw_documents(2, 180, 40, 50);
-            const Results exact = oracle(p, Exact);
-            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+            expect_oracle(p, worst);
         }
     }
     inform(worst);
@@ -953,8 +946,7 @@ KERNEL_TEST("flash backward: LogDistance at its extremes") {
             for (double& x : p.q) { x = bf16_of(8 * x); }
             for (double& x : p.k) { x = bf16_of(8 * x); }
             for (double& g : p.g) { g = (float)std::min(100.0, 40 * g); }
-            const Results exact = oracle(p, Exact);
-            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+            expect_oracle(p, worst);
         }
     }
     inform(worst);

@@ -10,6 +10,7 @@
 #include <set>
 
 #include "llmc/attention/choose.cuh"
+#include "test/layers/attention_oracle.h"
 #include "test/simt/fire_inputs.h"
 #include "test/simt/kernel_test.h"
 #include "test/simt/shared_flash.h"
@@ -136,69 +137,39 @@ struct Oracle {
     Outputs rounded;                    // the simulation
 };
 
-// Row i of one head: in float64, and simulated with a kernel's roundings
-static void oracle_row(Oracle& y, const Problem& p, const Inputs& x, int bh, int i) {
-    const int C = p.C();
-    const int OC = p.OC();
-    const int HS = p.HS;
-    const int b = bh / p.NH;
-    const int h = bh % p.NH;
-    if (i >= p.keys(b)) { return; }                             // padding: out 0, lse -inf
-    const float* base = &x.qkv[(size_t)b * p.stride() * OC + h * HS];
-    // 1. the keys that are visible
-    int begin = 0;
-    int keys = p.causal ? i + 1 : p.keys(b);
-    if (!p.span.empty()) {
-        const FlashSpan s = p.span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
-        begin = 64 * s.first;
-        keys = std::min(keys, 64 * (s.last + 1));
+static bool visible(const Problem& p, int bh, int i, int j) {
+    const int keys = p.keys(bh / p.NH);
+    const int document = p.documents.empty() ? 0 : p.documents[(size_t)(bh / p.NH * p.stride() + i)];
+    const bool outside = p.mask.window > 0 && std::abs(i - j) >= p.mask.window && j >= document + p.mask.sinks;
+    if (i >= keys || j >= keys || (p.causal && j > i) || j < document || outside) { return false; }
+    const FlashSpan all = {0, INT_MAX};
+    const FlashSpan live = p.span.empty() ? all : p.span[(size_t)bh * ceil_div(p.T, 64) + i / 64];
+    return j / 64 >= live.first && j / 64 <= live.last;
+}
+// One head in float64, and simulated with a kernel's roundings: out with bf16's, lse with those of float32 logits
+static void oracle_head(Oracle& y, const Problem& p, const Inputs& x, int bh) {
+    const size_t T = (size_t)p.T, HS = (size_t)p.HS;
+    std::vector<double> part[3], bias(T * T, -INFINITY);
+    for (size_t e = 0; e < 3 * T * HS; e++) {               // values after kv_len are NaN, and weigh nothing
+        const size_t t = e / HS % T, n = e / HS / T;
+        const float z = x.qkv[((size_t)(bh / p.NH) * p.stride() + t) * p.OC() + n * p.C() + bh % p.NH * HS + e % HS];
+        part[n].push_back((int)t < p.keys(bh / p.NH) ? z : 0.0);
     }
-    // 2. logits; rough: with float32 sums
-    std::vector<double> logits(p.T);
-    std::vector<float> rough(p.T);
-    for (int j = begin; j < keys; j++) {
-        double dot = 0.0;
-        float rough_dot = 0.0f;
-        for (int d = 0; d < HS; d++) {
-            const float q = base[(size_t)i * OC + d];
-            const float k = base[(size_t)j * OC + C + d];
-            dot += (double)q * k;
-            rough_dot += q * k;
-        }
-        const double B_ij = bias_of(p, x, bh, i, j);
-        logits[j] = p.scale() * dot + B_ij;
-        rough[j] = p.scale() * rough_dot + (float)B_ij;
-        const int document = p.documents.empty() ? 0 : p.documents[(size_t)b * p.stride() + i];
-        const bool outside = p.mask.window > 0 && std::abs(i - j) >= p.mask.window && j >= document + p.mask.sinks;
-        if (j < document || outside) {
-            logits[j] = -INFINITY;
-            rough[j] = -INFINITY;
-        }
+    for (int e = 0; e < (int)bias.size(); e++) {
+        if (visible(p, bh, e / p.T, e % p.T)) { bias[(size_t)e] = bias_of(p, x, bh, e / p.T, e % p.T); }
     }
-    // 3. softmax and its sums over v
-    const double largest = *std::max_element(logits.begin() + begin, logits.begin() + keys);
-    const float rough_largest = *std::max_element(rough.begin() + begin, rough.begin() + keys);
-    double sum = 0.0;
-    float rough_sum = 0.0f;
-    std::vector<double> exact((size_t)HS), simulated((size_t)HS);
-    for (int j = begin; j < keys; j++) {
-        const double e = std::exp(logits[j] - largest);
-        const double rounded = (double)(float)(bf16)(float)e;
-        const float* v = &base[(size_t)j * OC + 2 * C];
-        sum += e;
-        rough_sum += std::exp(rough[j] - rough_largest);
-        for (int d = 0; d < HS; d++) {
-            exact[(size_t)d] += e * v[d];
-            simulated[(size_t)d] += rounded * v[d];
+    const HeadOracle<double> exact(part[0], part[1], part[2], bias, {}, p.scale(), T, HS, false);
+    const HeadOracle<double, bf16> simulated(part[0], part[1], part[2], bias, {}, p.scale(), T, HS, false);
+    const HeadOracle<float> rough(as<float>(part[0]), as<float>(part[1]), as<float>(part[2]), as<float>(bias), {},
+                                  p.scale(), T, HS, false);
+    for (size_t t = 0; t < T; t++) {
+        y.lse[bh * T + t] = exact.lse[t];
+        y.rounded.lse[bh * T + t] = rough.lse[t];
+        for (size_t d = 0; d < HS; d++) {
+            const size_t at = ((size_t)(bh / p.NH) * T + t) * p.C() + bh % p.NH * HS + d;
+            y.out[at] = exact.out[t * HS + d];
+            y.rounded.out[at] = (float)(bf16)(float)simulated.out[t * HS + d];
         }
-    }
-    // 4. out and lse
-    y.lse[(size_t)bh * p.T + i] = largest + std::log(sum);
-    y.rounded.lse[(size_t)bh * p.T + i] = rough_largest + std::log(rough_sum);
-    for (int d = 0; d < HS; d++) {
-        const size_t at = ((size_t)b * p.T + i) * C + h * HS + d;
-        y.out[at] = exact[(size_t)d] / sum;
-        y.rounded.out[at] = (float)(bf16)(float)(simulated[(size_t)d] / sum);
     }
 }
 static Oracle oracle(const Problem& p, const Inputs& x) {
@@ -210,9 +181,7 @@ static Oracle oracle(const Problem& p, const Inputs& x) {
 #if defined(_OPENMP)                                        // on the hardware's grid this is what takes the time
 #pragma omp parallel for schedule(dynamic)
 #endif
-    for (int bh = 0; bh < p.B * p.NH; bh++) {               // no two heads share an element of y
-        for (int i = 0; i < p.T; i++) { oracle_row(y, p, x, bh, i); }
-    }
+    for (int bh = 0; bh < p.B * p.NH; bh++) { oracle_head(y, p, x, bh); }       // no two share an element of y
     return y;
 }
 
