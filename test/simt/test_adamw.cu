@@ -6,18 +6,13 @@
 #error "float32 builds have no copy to round"
 #endif
 
-static std::vector<float> as_float(const std::vector<bf16>& v) {
-    std::vector<float> out(v.size());
-    for (size_t i = 0; i < v.size(); i++) { out[i] = (float)v[i]; }
-    return out;
-}
 static std::vector<float> rounded(const std::vector<float>& master, uint64_t seed, int t, const char* name = "w") {
     TensorTable table;
     table.add({name, 0, master.size(), 0});
     DeviceArray<float> from(master);
     DeviceArray<bf16> to(master.size());
     round_weights(to.p, from.p, table, {0, table.total}, seed, t, Stream(0));
-    return as_float(to.host());
+    return to_float(to.host());
 }
 
 KERNEL_TEST("rounding is unbiased and goes to a neighbour") {
@@ -90,8 +85,8 @@ KERNEL_TEST("what a resumed run rounds is what the update left, and updates belo
     }
     all.release();
     round_weights(anew.p, master.p, table, {0, n}, 11, 3, Stream(0));
-    std::vector<float> w = as_float(weights.host());
-    EXPECT(w == as_float(anew.host()), "rounding the master weights anew gives other bits");
+    std::vector<float> w = to_float(weights.host());
+    EXPECT(w == to_float(anew.host()), "rounding the master weights anew gives other bits");
     w.resize(1000);
     double mean = 0.0;
     for (float x : w) { mean += x; }

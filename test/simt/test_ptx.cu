@@ -240,14 +240,12 @@ KERNEL_TEST("ldmatrix and mma together: Q K^T, then C V") {
     EXPECT(error < 1e-6, "error %g", error);
     INFO("error %.1e", error);
 }
-KERNEL_TEST("planted: the reader forgets the swizzle") {
-    const double e = tile_error<1>();
-    EXPECT(e > 0.1, "error %g", e);
-}
-KERNEL_TEST("planted: no barrier before ldmatrix") {
+KERNEL_TEST("planted: the reader forgets the swizzle, or the barrier before ldmatrix") {
+    const double swizzle = tile_error<1>();
+    EXPECT(swizzle > 0.1, "error %g", swizzle);
     only_emulated();
-    const double e = tile_error<2>();
-    EXPECT(e > 0.1, "error %g", e);
+    const double barrier = tile_error<2>();
+    EXPECT(barrier > 0.1, "error %g", barrier);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -445,25 +443,11 @@ KERNEL_TEST("cp.async: a ring of two buffers, zeros where not valid") {
     const int wrong = ring_mismatches<CopyFault::None>();
     EXPECT(wrong == 0, "%d floats are wrong", wrong);
 }
-KERNEL_TEST("planted: cp.async read without a wait") {
+KERNEL_TEST("planted: cp.async without a wait, with a wait too short, without a barrier, into a buffer that is read") {
     only_emulated();
-    const int w = ring_mismatches<CopyFault::NoWait>();
-    EXPECT(w > 0, "not seen");
-}
-KERNEL_TEST("planted: cp.async with a wait for one group too few") {
-    only_emulated();
-    const int w = ring_mismatches<CopyFault::WrongCount>();
-    EXPECT(w > 0, "not seen");
-}
-KERNEL_TEST("planted: cp.async without a barrier after the wait") {
-    only_emulated();
-    const int w = ring_mismatches<CopyFault::NoBarrier>();
-    EXPECT(w > 0, "not seen");
-}
-KERNEL_TEST("planted: cp.async into a buffer that others still read") {
-    only_emulated();
-    const int w = ring_mismatches<CopyFault::RefilledEarly>();
-    EXPECT(w > 0, "not seen");
+    const int wrong[] = {ring_mismatches<CopyFault::NoWait>(), ring_mismatches<CopyFault::WrongCount>(),
+                         ring_mismatches<CopyFault::NoBarrier>(), ring_mismatches<CopyFault::RefilledEarly>()};
+    for (int i = 0; i < 4; i++) { EXPECT(wrong[i] > 0, "fault %d is not seen", i); }
 }
 
 // group g of three brings 10 + g; after wait<1> the third is still under way, and what was never committed is so after
@@ -530,15 +514,11 @@ KERNEL_TEST("shared memory, static and dynamic: exchanged through barriers") {
     const int wrong = exchange_mismatches<BlockFault::None>();
     EXPECT(wrong == 0, "%d values are wrong", wrong);
 }
-KERNEL_TEST("planted: no __syncthreads after writing shared memory") {
+KERNEL_TEST("planted: no __syncthreads after writing shared memory, no __syncwarp between lanes") {
     only_emulated();
-    const int wrong = exchange_mismatches<BlockFault::NoBarrier>();
-    EXPECT(wrong > 0, "not seen");
-}
-KERNEL_TEST("planted: no __syncwarp between lanes of a warp") {
-    only_emulated();
-    const int wrong = exchange_mismatches<BlockFault::NoWarpBarrier>();
-    EXPECT(wrong > 0, "not seen");
+    const int block = exchange_mismatches<BlockFault::NoBarrier>();
+    const int warp = exchange_mismatches<BlockFault::NoWarpBarrier>();
+    EXPECT(block > 0 && warp > 0, "%d and %d values are wrong", block, warp);
 }
 KERNEL_TEST("planted: shared memory that nobody wrote") {
     only_emulated();
