@@ -58,7 +58,7 @@ ONE_ARCH = $(or $(ARCH),$(GPU_ARCH))
 GENCODE = $(if $(ONE_ARCH),-gencode arch=$(ONE_ARCH:sm_%=compute_%)$(COMMA)code=$(ONE_ARCH),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
 # How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -O1 is the host's; kernels are
-# always optimized. -ftz: llmc/base/denormals.h
+# always optimized. -ftz: llmc/base/host.h
 NVCC_CODE := -std=c++17 -ftz=true -O1 -Xcompiler -Wall,-Wextra
 NVCC_BASE = $(call exported,NVCCFLAGS)$(NVCC_CODE) $(filter -DFEW%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
@@ -89,7 +89,7 @@ all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## 
 # Kernels are objects of their own, for all trainers of a precision: these layers, bodies included. Other objects see
 # only the declarations (base/device.h).
 KERNELS := rows product
-rows_LAYERS := adamw classifier gelu layernorm pooling rows
+rows_LAYERS := adamw classifier embedding gelu layernorm
 product_LAYERS := contrastive                   # and matmul
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(BF16) -DKERNELS_HERE $(patsubst %,-include llmc/%.cuh,$($(*F)_LAYERS)) \

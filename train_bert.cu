@@ -14,14 +14,13 @@
 #include "llmc/engine/text/dataloader.h"            // the tokens of a step
 #include "llmc/engine/text/documents.h"             // which of them are masked
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
-#include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
+#include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token, and the token type's
 #include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
-#include "llmc/position/layer.cuh"                  // step 2: the encodings of a layer
+#include "llmc/position/table.h"                    // step 2: the encodings of a layer
 #include "llmc/attention.cuh"                       // step 3: attention over a sequence
 #include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization
 #include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
-#include "llmc/rows.cuh"                            // the rows of masked tokens, and the row of the token type
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/adamw.cuh"                           // the update
@@ -287,7 +286,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         float *losses = a.losses() + n, *hits = a.hits() + n;
         const int *picked = acts.batch.picked + n, *targets = acts.batch.targets + n;
         // 1 the hidden states of the masked tokens                                                 (rows,C)
-        gather_rows(a.picked(), a.ln2(L - 1), picked, rows, C, s);
+        embedding_forward(a.picked(), picked, a.ln2(L - 1), rows, C, s);
         // 2 3 4 a layer of their own: product, GELU, normalization                                 (rows,C)
         matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
         gelu_erf_forward(a.headgelu(), a.headh(), rows * C, s);
@@ -379,7 +378,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
     device_zero(a.dsum(), bytes, s);
     layernorm_backward(a.dsum(), d.embw(), d.embb(), a.scratch(), a.dresidual(), a.encoded(), a.embmean(), a.embrstd(),
                        p.embw(), N, C, s);
-    add_row_backward(d.typew(), a.scratch(), a.dsum(), N, C, s);
+    add_row_sums(d.typew(), a.scratch(), view(a.dsum(), N, C), s);
     layer_position(model, acts, 0, T, grads).embed_backward(a.dsum(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dsum(), acts.batch.tokens, acts.batch.by_token(s), C, s);
 }

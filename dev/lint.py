@@ -26,7 +26,7 @@ PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|REA
 KNOWS_THE_BUILD = ("llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh")
 REFUSED = (
     ("__CUDACC__", KNOWS_THE_BUILD, f"__CUDACC__: only {', '.join(KNOWS_THE_BUILD)} may ask which build this is"),
-    ("<<<", ("llmc/base/device.h",), "<<<: only launch() starts kernels"),
+    ("<<<", ("llmc/base/device_cuda.h",), "<<<: only launch() starts kernels"),
     (r"(?<!\w)assert\s*\(", (), "assert(): it vanishes in a release; use check()"),
     (r"^using\s+namespace\b", (), "using namespace: it hides where a name comes from"),
     (r"\batomic(Add|Sub|Exch|Max|Min|CAS)\w*\s*\(", (),
@@ -356,7 +356,8 @@ def counts(root):
         below, new = below | new, set().union(*(includes.get(path, ()) for path in new)) - below - new
     lines = lambda chosen: sum(texts[path].count("\n") for path in chosen)
     # but for the layers' own (base/device.h)
-    ifs = [len(re.findall(r"^\s*#\s*if(?! !defined\(KERNELS_ELSEWHERE\))", texts[path], re.M)) for path in llmc]
+    ifs = [len(re.findall(r"^\s*#\s*if(?! !defined\(KERNELS_ELSEWHERE\))", texts[path], re.M))
+           for path in llmc if path.endswith(CPP)]
     code = (".cu", ".cuh", ".h", ".cpp", ".py", ".sh", ".js", ".html")
     places = ("dev/", "scripts/", "data/")
     forward = [count for _, count, head, _ in functions(texts["train_gpt2.cu"]) if "gpt2_forward(" in head]

@@ -10,7 +10,7 @@
 #include <numeric>
 
 #include "base/fastmath.h"
-#include "base/libm.h"
+#include "base/portable.h"
 #include "base/tensor.h"
 
 struct AdamW {

@@ -12,7 +12,7 @@
 #pragma once
 
 #include "base/fastmath.h"
-#include "base/libm.h"
+#include "base/portable.h"
 
 // losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
 // (N,Vp), Vp a multiple of 8, become their gradient when `backward`; targets (N)
@@ -25,13 +25,9 @@ void classifier_float(float* losses, float* hits, float* logits, const int* targ
 void loss_sum(double* sum, const float* losses, size_t N, Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-// e^(x - top), top the same for the whole row. On a GPU a bf16 logit, itself off by 2^-9 of its size, takes one product
-// and 2^x: the error is below 2^-23 (|x| + |top|) + 2^-22.
+// e^(x - top), top the same for the whole row. A bf16 logit is itself off by 2^-9 of its size.
 template <class Logit> __device__ inline float exp_from(float x, float top) {
-#if defined(CUDA_BUILD)
-    if (sizeof(Logit) == 2) { return ex2(fused_madd(x, LOG2E, -LOG2E * top)); }
-#endif
-    return fast_exp(x - top);
+    return sizeof(Logit) == 2 ? rough_exp(x, top) : fast_exp(x - top);
 }
 
 // A block's results for a row: the target's logit; that of its rival, the largest of the rest; and the sum of

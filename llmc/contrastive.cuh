@@ -1,14 +1,30 @@
-// contrastive.cuh -- InfoNCE: each query's candidate against all candidates of the batch.  Karpukhin et al. 2020, eq. 2
+// contrastive.cuh -- embeddings of sequences: pooling makes them, InfoNCE trains them.
+//
+// Pooling: one vector per sequence, the mean of its tokens (Reimers and Gurevych 2019), or its first token.
+//   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] included.     Cls: out[b] = inp[b,0].
+//   backward: each row that was added gets dout[b] / length.     saves nothing but the lengths.
+// Rows after the end of a sequence are never read, and the sum is in the order of the tokens: padding changes no bit.
+//
+// InfoNCE: each query's candidate against all candidates of the batch.  Karpukhin et al. 2020, eq. 2
 //   n(x) = x / max(|x|, 1e-12);   s_ij = n(q_i) . n(c_j) / temperature;   loss_i = -log softmax_j(s_ij)[i]
 //   Candidate i < Q is the positive of query i, the other M - Q are hard negatives; every query sees all of them.
 //   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along
 //     x changes nothing; or dn / 1e-12 where |x| is less than that.
-// Everything is float32 in every build, in sums whose order depends only on the shapes.
+// It is float32 in every build, in sums whose order depends only on the shapes.
 #pragma once
 
 #include "base/fastmath.h"
-#include "base/libm.h"
+#include "base/portable.h"
 #include "matmul.cuh"
+
+enum class Pooling { Mean, Cls };
+
+// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
+void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
+                     Stream stream);
+// dinp (B,T,C) is overwritten, with zeros after the end of a sequence; dout (B,C) float32, lengths (B)
+void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
+                      Stream stream);
 
 // floats of scratch: the normalized rows, their inverse lengths, the scores
 inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
@@ -35,6 +51,56 @@ struct ContrastiveBuffers {
 };
 
 #if !defined(KERNELS_ELSEWHERE)
+constexpr int POOLING_COLUMNS = 256;            // of one block
+constexpr int POOLING_TOKENS = 32;              // in one partial sum
+
+// One block per sequence and piece of the columns. In shared memory it sums 32 tokens at a time, and then these sums:
+// one sum over thousands of tokens would lose the low bits of the last ones. A thread only touches its own columns.
+__global__ void pooling_forward_kernel(float* out, const floatX* inp, const int* lengths, int T, int C, Pooling kind) {
+    const int pieces = ceil_div(C, POOLING_COLUMNS);
+    const int c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;        // this block's columns
+    const int columns = imin(C - c0, POOLING_COLUMNS);
+    const size_t b = blockIdx.x / pieces;
+    const int length = kind == Pooling::Mean ? lengths[b] : 1;          // tokens that count
+    float* total = dynamic_shared();            // (POOLING_COLUMNS): of all tokens so far
+    float* sum = total + POOLING_COLUMNS;       // (POOLING_COLUMNS): of these 32
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] = 0.0f; }
+    for (int t0 = 0; t0 < length; t0 += POOLING_TOKENS) {
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] = 0.0f; }
+        for (int t = t0; t < t0 + POOLING_TOKENS && t < length; t++) {
+            const floatX* x = inp + (b * T + t) * C + c0;       // (columns)
+            SIMD
+            for (int c = threadIdx.x; c < columns; c += blockDim.x) { sum[c] += (float)x[c]; }
+        }
+        for (int c = threadIdx.x; c < columns; c += blockDim.x) { total[c] += sum[c]; }
+    }
+    for (int c = threadIdx.x; c < columns; c += blockDim.x) { out[b * C + c0 + c] = total[c] / (float)length; }
+}
+
+LAUNCHER void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
+                              Stream stream) {
+    const Grid grid((size_t)B * ceil_div(C, POOLING_COLUMNS), 256, 2 * sizeof(float) * POOLING_COLUMNS, stream);
+    launch(pooling_forward_kernel, grid, out, inp, lengths, T, C, kind);
+}
+
+// One block per token.
+__global__ void pooling_backward_kernel(floatX* dinp, const float* dout, const int* lengths, int T, int C,
+                                        Pooling kind) {
+    const size_t row = blockIdx.x;
+    const size_t b = row / T;
+    const int length = kind == Pooling::Mean ? lengths[b] : 1;
+    const bool counts = (int)(row % T) < length;            // not padding; for Cls, the first token
+    for (int c = threadIdx.x; c < C; c += blockDim.x) {
+        dinp[row * C + c] = (floatX)(counts ? dout[b * C + c] / (float)length : 0.0f);
+    }
+}
+LAUNCHER void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
+                               Stream stream) {
+    launch(pooling_backward_kernel, Grid((size_t)B * T, 128, 0, stream), dinp, dout, lengths, T, C, kind);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
 // out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block per row.
@@ -69,56 +135,32 @@ __global__ void normalize_rows_backward_kernel(float* d, const float* normalized
 
 // ----------------------------------------------------------------------------------------------------------
 
-// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX. Similarities decide which
-// of two candidates is nearer, often in the third digit: that is more than bf16 has.
-struct FloatProduct {
-    float* out;
-    Matrix<const float> A, B;
-    float scale;
-};
-
 constexpr int FLOAT_K = LANES > 1 ? 256 : 16;   // depth of a slice
 constexpr int FLOAT_TILE = ON_GPU ? 64 : 128;   // rows and columns of out per block: 2 slices and a tile fit in 48 kB
 constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * FLOAT_K + FLOAT_TILE);
 
-// One block per tile c of out; slices a and b of A and B in shared memory
-__global__ void float_product_kernel(FloatProduct p) {
-    const int tiles_m = ceil_div(p.A.rows, FLOAT_TILE);
+// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX. Similarities decide which
+// of two candidates is nearer, often in the third digit: that is more than bf16 has. One block per tile c of out.
+__global__ void float_product_kernel(float* out, Matrix<const float> A, Matrix<const float> B, float scale) {
+    const int tiles_m = ceil_div(A.rows, FLOAT_TILE);
     const int m0 = (int)blockIdx.x % tiles_m * FLOAT_TILE;
     const int n0 = (int)blockIdx.x / tiles_m * FLOAT_TILE;
-    const Matrix<const float> A = block(p.A, m0, FLOAT_TILE, 0, p.A.cols);
-    const Matrix<const float> B = block(p.B, 0, p.B.rows, n0, FLOAT_TILE);
-    const int M = A.rows;
-    const int N = B.cols;
-    const Matrix<float> a = view(dynamic_shared(), M, FLOAT_K);
+    const Matrix<const float> rows = block(A, m0, FLOAT_TILE, 0, A.cols);
+    const Matrix<const float> cols = block(B, 0, B.rows, n0, FLOAT_TILE);
+    const Matrix<float> a = view(dynamic_shared(), rows.rows, FLOAT_K);
     const Matrix<float> b = view(dynamic_shared() + FLOAT_TILE * FLOAT_K, FLOAT_K, FLOAT_TILE);
-    const Matrix<float> c = view(b.data + FLOAT_K * FLOAT_TILE, M, FLOAT_TILE);
-    for (int e = threadIdx.x; e < M * FLOAT_TILE; e += blockDim.x) { c.data[e] = 0.0f; }
-    for (int k0 = 0; k0 < A.cols; k0 += FLOAT_K) {
-        const int K = imin(FLOAT_K, A.cols - k0);
-        __syncthreads();                                        // c is zero; the last slice has been read
-        for (int e = threadIdx.x; e < M * FLOAT_K; e += blockDim.x) {
-            const int k = e % FLOAT_K;
-            a.data[e] = k < K ? A(e / FLOAT_K, k0 + k) : 0.0f;
-        }
-        for (int e = threadIdx.x; e < K * FLOAT_TILE; e += blockDim.x) {
-            const int n = e % FLOAT_TILE;
-            b.data[e] = n < N ? B(k0 + e / FLOAT_TILE, n) : 0.0f;
-        }
-        __syncthreads();
-        block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
-    }
-    __syncthreads();
-    for (int m = 0; m < M; m++) {
-        for (int n = threadIdx.x; n < N; n += blockDim.x) {
-            p.out[(size_t)(m0 + m) * p.B.cols + n0 + n] = p.scale * c(m, n);
+    const Matrix<float> c = view(b.data + FLOAT_K * FLOAT_TILE, rows.rows, FLOAT_TILE);
+    block_product<FLOAT_K>(c, rows, cols, a, b);
+    for (int m = 0; m < c.rows; m++) {
+        for (int n = threadIdx.x; n < cols.cols; n += blockDim.x) {
+            out[(size_t)(m0 + m) * B.cols + n0 + n] = scale * c(m, n);
         }
     }
 }
 inline void float_product(float* out, const Matrix<const float>& A, const Matrix<const float>& B, float scale,
                           Stream stream) {
     const size_t tiles = (size_t)ceil_div(A.rows, FLOAT_TILE) * (size_t)ceil_div(B.cols, FLOAT_TILE);
-    launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), FloatProduct{out, A, B, scale});
+    launch(float_product_kernel, Grid(tiles, 256, FLOAT_PRODUCT_SHARED, stream), out, A, B, scale);
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -1,15 +1,18 @@
-// embedding.cuh -- out[n] = wte[token[n]].
+// embedding.cuh -- out[n] = wte[token[n]]; and BERT's scatter_rows and add_row.
 //   backward: dwte[v] += the sum of the rows of dout whose token is v. The host sorts the rows by token first
 //   (EmbeddingPlan), so that each row of dwte has one block, which adds in the order of the rows: no atomics, and the
 //   same bits every time.
 //   Of 65,536 tokens of English 2,500 are " the", and a GPU would wait for that block. There, more than EMBEDDING_PART
 //   rows of a token are cut into parts this long. Each part has a block, which sums its rows in their order from
 //   0; then the parts are added to dwte in their order. The order of a token's sum depends only on its rows.
+//   scatter_rows: dinp[rows[k]] = dout[k]. BERT's masked positions are picked by embedding_forward from a table of
+//   hidden states, and no row twice, so this is the backward.
+//   add_row: out[n] += row, BERT's token type. Its backward is add_row_sums (base/matrix.cuh).
 #pragma once
 
 #include <algorithm>
 
-#include "base/device.h"
+#include "base/matrix.cuh"
 
 constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // cores share the tokens, and none waits for one token
 
@@ -80,6 +83,11 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t
 // dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
 void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
                         const EmbeddingRows& plan, int C, Stream stream);
+// dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
+// are
+void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream);
+// out (N,C) += row (C)
+void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
 // One block per token.
@@ -143,5 +151,25 @@ LAUNCHER void embedding_backward(float* dwte, float* partial, const floatX* dout
     });
     launch(embedding_hot_kernel, Grid(plan.hot_tokens, 256, 0, stream), dwte, partial, tokens, plan.rows, plan.first,
            plan.hot, C);
+}
+
+// One block per row that is put back.
+__global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int* rows, int C) {
+    const size_t k = blockIdx.x;
+    floatX* row = dinp + (size_t)rows[k] * C;       // (C)
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { row[c] = dout[k * C + c]; }
+}
+LAUNCHER void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream) {
+    launch(scatter_rows_kernel, Grid(n, 128, 0, stream), dinp, dout, rows, C);
+}
+
+// One block per row of out.
+__global__ void add_row_kernel(floatX* out, const floatX* row, int C) {
+    floatX* o = out + (size_t)blockIdx.x * C;       // (C)
+    SIMD
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { o[c] = (floatX)((float)o[c] + (float)row[c]); }
+}
+LAUNCHER void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream) {
+    launch(add_row_kernel, Grid(N, 128, 0, stream), out, row, C);
 }
 #endif

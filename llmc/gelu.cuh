@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/fastmath.h"
-#include "base/reduce.cuh"
+#include "base/matrix.cuh"
 
 // N elements; out may be inp
 void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream);
@@ -27,81 +27,70 @@ constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f;     // 2 sqrt(2/pi)
 constexpr float GELU_CUBE = 0.044715f;
 constexpr float INV_SQRT_2_PI = 0.398942280f;           // 1 / sqrt(2 pi)
 
+struct GeluTanh {
+    static __device__ float forward(float x) { return x * sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x)); }
+    // The sigmoid is computed again rather than saved: reading it would take longer than computing it.
+    static __device__ float slope(float x) {
+        const float s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
+        const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);       // 2 du/dx
+        return s + x * s * (1.0f - s) * du2;
+    }
+};
+struct GeluErf {
+    static __device__ float forward(float x) { return x * normal_cdf(x, gaussian(x)); }
+    static __device__ float slope(float x) {
+        const float gauss = gaussian(x);                    // e^(-x^2/2), which Phi needs as well
+        return normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss);
+    }
+};
+
 // Each thread takes every (number of threads)-th pack of P neighbouring elements: on a GPU one load of 16 bytes, on a
 // CPU one SIMD register.
-template <int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
+template <class Gelu, int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
     const GridSpan s = grid_span(N / P);
     SIMD
     for (size_t k = s.begin; k < s.end; k += s.step) {
         Pack<P> x = load_pack<P>(inp + k * P);
         UNROLL
-        for (float& v : x.x) { v *= sigmoid(GELU_TWO_SQRT_2_PI * (v + GELU_CUBE * v * v * v)); }
+        for (float& v : x.x) { v = Gelu::forward(v); }
         store_pack<P>(out + k * P, x);
     }
 }
+template <class Gelu> inline void gelu_forward_by(floatX* out, const floatX* inp, size_t N, Stream stream) {
+    with_pack(N, [&](auto P) { launch(gelu_forward_kernel<Gelu, P>, Grid::over(N / P, stream), out, inp, N); });
+}
 LAUNCHER void gelu_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
-    with_pack(N, [&](auto P) { launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
+    gelu_forward_by<GeluTanh>(out, inp, N, stream);
+}
+LAUNCHER void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
+    gelu_forward_by<GeluErf>(out, inp, N, stream);
 }
 
-// The sigmoid is computed again rather than saved: reading it would take longer than computing it.
-template <int P>
+template <class Gelu, int P>
 __global__ void gelu_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
                                      int C) {
     slab_sums<P>(partial, N, C, C, [&](size_t i) {
         const Pack<P> in = load_pack<P>(inp + i);
         Pack<P> d = load_pack<P>(dout + i);
         UNROLL
-        for (int e = 0; e < P; e++) {
-            const float x = in.x[e];
-            const float s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
-            const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);       // 2 du/dx
-            d.x[e] *= s + x * s * (1.0f - s) * du2;
-        }
+        for (int e = 0; e < P; e++) { d.x[e] *= Gelu::slope(in.x[e]); }
         return store_pack<P>(dinp + i, d);
     });
+}
+template <class Gelu>
+inline void gelu_backward_by(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
+                             size_t N, int C, Stream stream) {
+    with_pack((size_t)C, [&](auto P) {
+        launch(gelu_backward_kernel<Gelu, P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
+    });
+    add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
 }
 LAUNCHER void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
                             size_t N, int C, Stream stream) {
-    with_pack((size_t)C, [&](auto P) {
-        launch(gelu_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
-    });
-    add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
-}
-
-template <int P> __global__ void gelu_erf_forward_kernel(floatX* out, const floatX* inp, size_t N) {
-    const GridSpan s = grid_span(N / P);
-    SIMD
-    for (size_t k = s.begin; k < s.end; k += s.step) {
-        Pack<P> x = load_pack<P>(inp + k * P);
-        UNROLL
-        for (float& v : x.x) { v *= normal_cdf(v, gaussian(v)); }
-        store_pack<P>(out + k * P, x);
-    }
-}
-LAUNCHER void gelu_erf_forward(floatX* out, const floatX* inp, size_t N, Stream stream) {
-    with_pack(N, [&](auto P) { launch(gelu_erf_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N); });
-}
-
-template <int P>
-__global__ void gelu_erf_backward_kernel(floatX* dinp, float* partial, const floatX* dout, const floatX* inp, size_t N,
-                                         int C) {
-    slab_sums<P>(partial, N, C, C, [&](size_t i) {
-        const Pack<P> in = load_pack<P>(inp + i);
-        Pack<P> d = load_pack<P>(dout + i);
-        UNROLL
-        for (int e = 0; e < P; e++) {
-            const float x = in.x[e];
-            const float gauss = gaussian(x);                        // e^(-x^2/2), which Phi needs as well
-            d.x[e] *= normal_cdf(x, gauss) + x * (INV_SQRT_2_PI * gauss);
-        }
-        return store_pack<P>(dinp + i, d);
-    });
+    gelu_backward_by<GeluTanh>(dinp, dbias, scratch, dout, inp, N, C, stream);
 }
 LAUNCHER void gelu_erf_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp,
                                 size_t N, int C, Stream stream) {
-    with_pack((size_t)C, [&](auto P) {
-        launch(gelu_erf_backward_kernel<P>, slab_grid(N, C, stream), dinp, scratch, dout, inp, N, C);
-    });
-    add_slabs(dbias, scratch, slab_count(N), (size_t)C, (size_t)C, stream);
+    gelu_backward_by<GeluErf>(dinp, dbias, scratch, dout, inp, N, C, stream);
 }
 #endif

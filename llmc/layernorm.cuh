@@ -6,7 +6,7 @@
 //   saves mean, rstd (N) float32.  dinp, dweight, dbias accumulate.
 #pragma once
 
-#include "base/reduce.cuh"
+#include "base/matrix.cuh"
 
 // out, inp (N,C), mean, rstd (N) or null (evaluation), weight, bias (C)
 void layernorm_forward(floatX* out, float* mean, float* rstd, const floatX* inp, const floatX* weight,

@@ -7,15 +7,11 @@
 // Bias, residual and product are added in float32 and rounded to floatX once.
 #pragma once
 
-#include "base/reduce.cuh"
+#include "base/matrix.cuh"
 
-#if defined(CUDA_BUILD)
-#define MATMUL_CUBLASLT 1           // the emulator has a stand-in for the library
-#include "base/cublaslt.cuh"
-constexpr size_t MATMUL_WORKSPACE = LT_WORKSPACE;           // bytes of the device, in addition to the arrays
-#else
-constexpr size_t MATMUL_WORKSPACE = 0;
-#endif
+// Bytes of the device, in addition to the arrays: scratch memory that cuBLASLt may use for split sums. A product of xl
+// splits into parts of 100 MB.
+constexpr size_t MATMUL_WORKSPACE = ON_GPU ? (size_t)128 << 20 : 0;
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null.
 // row: elements from a row of out or residual to the next, 0: OC
 void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
@@ -37,21 +33,6 @@ void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const 
                   Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-#if defined(CUDA_BUILD) || defined(RACE_THREADS)
-constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
-constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns of the output per block, at most
-constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;       // tiles are multiples of these
-inline size_t matmul_shared(int m, int n) { return sizeof(float) * (size_t)((m + n) * MATMUL_K + m * n); }
-#else
-#define MATMUL_GEMM 1
-#include "base/gemm.h"
-constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;
-constexpr int MATMUL_UNIT_M = GEMM_UNIT_M<floatX>, MATMUL_UNIT_N = GEMM_N;
-inline size_t matmul_shared(int m, int n) {         // with room for the sums of a bf16 output
-    return sizeof(float) * (gemm_panels(m) + (sizeof(floatX) == sizeof(float) ? 0 : (size_t)m * n));
-}
-#endif
-
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
 struct MatmulArgs {
     floatX* out;                    // null: the product is added to sum
@@ -70,18 +51,44 @@ __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
     return bias + residual;
 }
 
-// One block per tile of the output.
-__global__ void matmul_kernel(MatmulArgs p) {
-    // 1. this block's tile of the output, and the rows of A and columns of B that it needs
-    const int tiles_m = ceil_div(p.A.rows, p.tile_m);
-    const int m0 = (int)blockIdx.x % tiles_m * p.tile_m;
-    const int n0 = (int)blockIdx.x / tiles_m * p.tile_n;
-    const Matrix<const floatX> A = block(p.A, m0, p.tile_m, 0, p.A.cols);       // (M,K)
-    const Matrix<const floatX> B = block(p.B, 0, p.B.rows, n0, p.tile_n);       // (K,N)
-    const int M = A.rows;                   // at most tile_m: the last tile may be smaller
-    const int N = B.cols;
-#if defined(MATMUL_GEMM)
-    // 2. the addends, to which the product is added: in place, or in memory of their own where out is bf16
+#if defined(CUDA_BUILD) || defined(RACE_THREADS)
+constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
+constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns of the output per block, at most
+constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;       // tiles are multiples of these
+inline size_t matmul_shared(int m, int n) { return sizeof(float) * (size_t)((m + n) * MATMUL_K + m * n); }
+
+// What a block does for a tile of the output, from (m0,n0) on: A (M,K) B (K,N), at most (tile_m, tile_n)
+__device__ inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Matrix<const floatX>& A,
+                                   const Matrix<const floatX>& B) {
+    const int M = A.rows, N = B.cols;
+    const int width = round_up(p.tile_n, LANES);
+    // 1. the product, slice of K by slice of K, so that what is multiplied stays in shared memory
+    const Matrix<float> a = view(dynamic_shared(), M, MATMUL_K);
+    const Matrix<float> b = view(dynamic_shared() + p.tile_m * MATMUL_K, MATMUL_K, width);
+    const Matrix<float> c = view(b.data + MATMUL_K * width, M, width);
+    block_product<MATMUL_K>(c, A, B, a, b);
+    // 2. the float32 sum is rounded to floatX once, after bias and residual were added
+    for (int m = 0; m < M; m++) {
+        for (int n = threadIdx.x; n < N; n += blockDim.x) {
+            const size_t at = (size_t)(m0 + m) * p.row + n0 + n;
+            if (p.sum != nullptr) { p.sum[at] += c(m, n); }
+            else { p.out[at] = (floatX)(matmul_addend(p, m0 + m, n0 + n) + c(m, n)); }
+        }
+    }
+}
+#else
+#define MATMUL_GEMM 1
+#include "base/gemm.h"
+constexpr int MATMUL_TILE_M = 256, MATMUL_TILE_N = 512;
+constexpr int MATMUL_UNIT_M = GEMM_UNIT_M<floatX>, MATMUL_UNIT_N = GEMM_N;
+inline size_t matmul_shared(int m, int n) {         // with room for the sums of a bf16 output
+    return sizeof(float) * (gemm_panels(m) + (sizeof(floatX) == sizeof(float) ? 0 : (size_t)m * n));
+}
+
+inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Matrix<const floatX>& A,
+                        const Matrix<const floatX>& B) {
+    const int M = A.rows, N = B.cols;
+    // 1. the addends, to which the product is added: in place, or in memory of their own where out is bf16
     const bool rounds = p.sum == nullptr && sizeof(floatX) != sizeof(float);
     float* panels = dynamic_shared();
     float* all = p.sum != nullptr ? p.sum : (float*)p.out;
@@ -91,42 +98,34 @@ __global__ void matmul_kernel(MatmulArgs p) {
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
     }
     gemm(out, A, B, panels);
-    // 3. the sums are rounded to floatX once
+    // 2. the sums are rounded to floatX once
     for (int m = 0; m < M && rounds; m++) {
         floatX* to = p.out + (size_t)(m0 + m) * p.row + n0;
         for (int n = 0; n < N; n++) { to[n] = (floatX)out(m, n); }
     }
-#else
-    // 2. the product, slice of K by slice of K, so that what is multiplied stays in the cache or in shared memory:
-    // slices a of A and b of B, packed into shared memory, and their product c, whose rows are padded to whole
-    // registers
-    const int width = round_up(p.tile_n, LANES);
-    float* shared = dynamic_shared();
-    const Matrix<float> a = view(shared, M, MATMUL_K);
-    const Matrix<float> b = view(shared + p.tile_m * MATMUL_K, MATMUL_K, width);
-    const Matrix<float> c = view(b.data + MATMUL_K * width, M, width);
-    for (int e = threadIdx.x; e < M * width; e += blockDim.x) { c.data[e] = 0.0f; }
-    for (int k0 = 0; k0 < A.cols; k0 += MATMUL_K) {
-        const int K = imin(MATMUL_K, A.cols - k0);
-        __syncthreads();                    // all threads are done with the last slice
-        for (int e = threadIdx.x; e < M * K; e += blockDim.x) { a(e / K, e % K) = (float)A(e / K, k0 + e % K); }
-        for (int e = threadIdx.x; e < K * width; e += blockDim.x) {
-            b.data[e] = e % width < N ? (float)B(k0 + e / width, e % width) : 0.0f;
-        }
-        __syncthreads();                    // and this one is complete
-        block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
-    }
-    // 3. the float32 sum is rounded to floatX once, after bias and residual were added
-    __syncthreads();
-    for (int m = 0; m < M; m++) {
-        for (int n = threadIdx.x; n < N; n += blockDim.x) {
-            const size_t at = (size_t)(m0 + m) * p.row + n0 + n;
-            if (p.sum != nullptr) { p.sum[at] += c(m, n); }
-            else { p.out[at] = (floatX)(matmul_addend(p, m0 + m, n0 + n) + c(m, n)); }
-        }
-    }
-#endif
 }
+#endif
+
+// One block per tile of the output, which needs some rows of A and columns of B. The last tiles may be smaller.
+__global__ void matmul_kernel(MatmulArgs p) {
+    const int tiles_m = ceil_div(p.A.rows, p.tile_m);
+    const int m0 = (int)blockIdx.x % tiles_m * p.tile_m;
+    const int n0 = (int)blockIdx.x / tiles_m * p.tile_n;
+    matmul_tile(p, m0, n0, block(p.A, m0, p.tile_m, 0, p.A.cols), block(p.B, 0, p.B.rows, n0, p.tile_n));
+}
+
+#if defined(CUDA_BUILD)
+#include "base/cublaslt.cuh"        // the emulator has a stand-in for the library
+// false: the portable kernel must compute p
+inline bool matmul_by_library(const MatmulArgs& p, Stream stream) {
+    const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
+    void* out = into_float ? (void*)p.sum : (void*)p.out;
+    const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
+    return cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float}, stream);
+}
+#else
+inline bool matmul_by_library(const MatmulArgs&, Stream) { return false; }
+#endif
 
 inline void matmul_launch(MatmulArgs p, Stream stream) {
     const int M = p.A.rows;
@@ -134,12 +133,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
     const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // for every way to compute it
-#if defined(MATMUL_CUBLASLT)
-    const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
-    void* out = into_float ? (void*)p.sum : (void*)p.out;
-    const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
-    if (cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float}, stream)) { return; }
-#endif
+    if (matmul_by_library(p, stream)) { return; }
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
     int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
     int across = ceil_div(N, MATMUL_TILE_N);        // and in a row

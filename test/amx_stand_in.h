@@ -1,5 +1,5 @@
-// amx_stand_in.h -- the five intrinsics of llmc/base/amx.h in plain C, after the pseudocode of Intel's manual
-// (Software Developer's Manual, volume 2, TDPBF16PS). To be read before amx.h, which then believes that it has AMX:
+// amx_stand_in.h -- the five intrinsics of llmc/base/gemm.h in plain C, after the pseudocode of Intel's manual
+// (Software Developer's Manual, volume 2, TDPBF16PS). To be read before gemm.h, which then believes that it has AMX:
 //
 //     g++ -include test/amx_stand_in.h -DPRECISION_BF16 ...
 //

@@ -1,7 +1,6 @@
-// base/common.h -- errors with an exit code, text formatting, files, checksums.
+// base/common.h -- errors with an exit code, text formatting, files, checksums; nothing about tensors or devices.
 //
-// Nothing here knows about tensors or devices. Everything that changes the disk goes through the io_* functions below,
-// so that there is one place where a test can make it fail.
+// Everything that changes the disk goes through the io_* functions below, so that a test has one place to make it fail.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <chrono>
-#include <new>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -21,14 +19,11 @@
 #include <dirent.h>
 #include <fcntl.h>
 #include <sys/stat.h>
-#include <sys/types.h>
 #include <unistd.h>
 
 #define XXH_INLINE_ALL
 #define XXH_VECTOR 0   // plain C, which the compiler vectorizes: xxHash's AVX-512 path warns under g++ 12
 #include <xxhash.h>
-
-#include "doing.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // errors
@@ -47,6 +42,15 @@ inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 struct Error : std::runtime_error {
     int code;
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
+};
+
+// What the main thread is doing, for the message of an allocation that fails
+inline const char* doing = "starting";
+// Sets it until the end of a block; after an exception it stays.
+struct Doing {
+    const char* before = doing;
+    explicit Doing(const char* what) { doing = what; }
+    ~Doing() { if (std::uncaught_exceptions() == 0) { doing = before; } }
 };
 
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))
@@ -135,8 +139,7 @@ constexpr int IGNORE_INDEX = -1;    // a target without loss and gradient
 
 // seconds since an arbitrary moment; never goes back, so differences are durations
 inline double wall_seconds() {
-    using namespace std::chrono;
-    return duration<double>(steady_clock::now().time_since_epoch()).count();
+    return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
 // "1.2 GB", for messages about memory and disk
@@ -204,8 +207,6 @@ struct File {
         }
         size = (uint64_t)st.st_size;
     }
-    File(const File&) = delete;
-    File& operator=(const File&) = delete;
     File(File&& f) noexcept : path(std::move(f.path)), fd(f.fd), size(f.size) { f.fd = -1; }
     ~File() { if (fd >= 0) { ::close(fd); } }
 
@@ -329,6 +330,20 @@ inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
 }
 
 // The functions below fail with an Error that names the path and the reason.
+template <class Call> void io_must(const char* name, const char* failure, const std::string& path, Call call) {
+    const bool done = io_call({name, path.c_str()}, [&](size_t) { return call(); }) == 0;
+    check(done, "%s: cannot %s: %s", path.c_str(), failure, strerror(errno));
+}
+inline void io_unlink(const std::string& path) {
+    io_must("unlink", "remove", path, [&] { return ::unlink(path.c_str()); });
+}
+inline void io_rmdir(const std::string& path) {
+    io_must("rmdir", "remove the directory", path, [&] { return ::rmdir(path.c_str()); });
+}
+// After this the file's contents survive a power failure; its name needs io_fsync_directory.
+inline void io_fsync(int fd, const std::string& path) {
+    io_must("fsync", "fsync", path, [&] { return ::fsync(fd); });
+}
 // Opens a new, empty file; an old one of that name is emptied.
 inline int io_create(const std::string& path) {
     const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
@@ -345,11 +360,6 @@ inline void io_write(int fd, const void* data, size_t bytes, const std::string& 
         p += n; bytes -= (size_t)n;
     }
 }
-// After this the file's contents survive a power failure; its name needs io_fsync_directory.
-inline void io_fsync(int fd, const std::string& path) {
-    const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
-    check(done, "%s: cannot fsync: %s", path.c_str(), strerror(errno));
-}
 // Linux has closed the file even if close() fails, so do not close it again after EINTR.
 inline void io_close(int fd, const std::string& path) {
     IoCall c = {"close", path.c_str()};
@@ -363,20 +373,11 @@ inline void io_rename(const std::string& from, const std::string& to) {
     const bool done = io_call(about, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0;
     check(done, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
 }
-inline void io_unlink(const std::string& path) {
-    const bool done = io_call({"unlink", path.c_str()}, [&](size_t) { return ::unlink(path.c_str()); }) == 0;
-    check(done, "%s: cannot remove: %s", path.c_str(), strerror(errno));
-}
-inline void io_rmdir(const std::string& path) {
-    const bool done = io_call({"rmdir", path.c_str()}, [&](size_t) { return ::rmdir(path.c_str()); }) == 0;
-    check(done, "%s: cannot remove the directory: %s", path.c_str(), strerror(errno));
-}
 // After this a rename in the directory survives a power failure.
 inline void io_fsync_directory(const std::string& path) {
     const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
     check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
-    const bool done = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
-    const int error = done ? 0 : errno;
+    const int error = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0 ? 0 : errno;
     io_close(fd, path);
     // EINVAL: this file system cannot sync a directory
     check(error == 0 || error == EINVAL, "%s: cannot fsync the directory: %s", path.c_str(), strerror(error));

@@ -1,4 +1,4 @@
-// base/cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, if that library exists.
+// base/cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, in the CUDA build.
 //
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
 // NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
@@ -46,8 +46,6 @@ struct LtPlan {
     cublasLtMatmulAlgo_t algo = {};
     bool supported = false;                                 // false: the library has no algorithm for it
 };
-// Scratch memory that an algorithm may use, for split sums: a product of xl splits into parts of 100 MB.
-constexpr size_t LT_WORKSPACE = (size_t)128 << 20;
 struct CublasLt {                   // one per process, never destroyed: at exit the driver may be gone first
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
@@ -84,15 +82,6 @@ inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p
         (int)strcspn(what, "("), what, cublasLtGetStatusString(status), product_text(p).c_str());
 }
 #define LT_CHECK(call) lt_check(call, #call, p)
-
-// Starts the product: out = 1 A B + beta added
-inline cublasStatus_t lt_run(const CublasLt& lt, const LtPlan& plan, const LtProduct& p) {
-    const float one = 1.0f;
-    const float beta = p.added != nullptr ? 1.0f : 0.0f;
-    const void* added = p.added != nullptr ? p.added : p.out;       // with beta = 0 it is not read
-    return cublasLtMatmul(lt.handle, plan.op, &one, p.B.data, plan.first, p.A.data, plan.second, &beta, added,
-                          plan.out, p.out, plan.out, &plan.algo, lt.workspace, LT_WORKSPACE, lt.stream);
-}
 
 // cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second`
 // A.
@@ -141,7 +130,7 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t alignment = 16;              // bytes: cublaslt_product has checked this for all pointers
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes));
-    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, sizeof(LT_WORKSPACE));
+    prefer(CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &MATMUL_WORKSPACE, sizeof(MATMUL_WORKSPACE));
     for (auto operand : {CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
                          CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES}) {
         prefer(operand, &alignment, sizeof(alignment));
@@ -174,7 +163,7 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     CublasLt& lt = cublaslt();
     if (lt.handle == nullptr) {
         LT_CHECK(cublasLtCreate(&lt.handle));
-        lt.workspace = device_malloc(LT_WORKSPACE);
+        lt.workspace = device_malloc(MATMUL_WORKSPACE);
         lt.stream = stream;
     }
     check(stream == lt.stream, "expected all matrix products on one stream, because they share a workspace, got two");
@@ -182,6 +171,11 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     if (plan.op == nullptr) { plan = lt_plan(lt, p); }
     if (!plan.supported) { return false; }
     if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may come from another call
-    lt_check(lt_run(lt, plan, p), "cublasLtMatmul", p);
+    // out = 1 A B + beta added, which is not read if beta is 0
+    const float one = 1.0f;
+    const float beta = p.added != nullptr ? 1.0f : 0.0f;
+    const void* added = p.added != nullptr ? p.added : p.out;
+    LT_CHECK(cublasLtMatmul(lt.handle, plan.op, &one, p.B.data, plan.first, p.A.data, plan.second, &beta, added,
+                            plan.out, p.out, plan.out, &plan.algo, lt.workspace, MATMUL_WORKSPACE, lt.stream));
     return true;
 }

@@ -14,21 +14,29 @@
 
 #include <cmath>
 #include <cstring>
+#include <map>
+#include <tuple>
 
-#include <sys/resource.h>
-
-#include "cgroup.h"
-#include "denormals.h"
+#include "host.h"
 
 #if defined(__CUDACC__)
 #define CUDA_BUILD 1
 #include <cuda_bf16.h>
 #include <cuda_runtime.h>
 using bf16 = __nv_bfloat16;
+using Stream = cudaStream_t;
+constexpr bool ON_GPU = true;
+extern __shared__ __align__(1024) float4 dynamic_shared_memory[];      // wgmma needs this alignment
+__device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
 #elif defined(SIMT)                 // by test/simt/simt.h, which the compiler was given with -include
 #define CUDA_BUILD 1
+using Stream = cudaStream_t;
+constexpr bool ON_GPU = true;
+inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
 #else
-#include "bf16.h"
+using bf16 = HostBf16;
+using Stream = struct NoStream*;    // always null
+constexpr bool ON_GPU = false;
 #define __global__ inline
 #define __device__
 #define __host__
@@ -69,9 +77,26 @@ using floatX = float;
 #define SIMD _Pragma("GCC ivdep") _Pragma("GCC unroll 1")      // unrolled loops are not vectorized
 #endif
 
+// OMP(parallel for): a directive of OpenMP, or nothing without it
+#if defined(_OPENMP)
+#include <omp.h>
+#define OMP_PRAGMA(...) _Pragma(#__VA_ARGS__)
+#define OMP(...) OMP_PRAGMA(omp __VA_ARGS__)
+#else
+#define OMP(...)
+#endif
+
 // a * b + c, rounded once. Where it matters, the source says so; the CPU's compiler may not fuse anything else
 // (-ffp-contract=off), nor reorder a sum.
 __host__ __device__ inline float fused_madd(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
+
+// the same bits, read as another type
+template <class To, class From> __host__ __device__ inline To bits_as(From x) {
+    static_assert(sizeof(To) == sizeof(From), "the same bits");
+    To y;
+    memcpy(&y, &x, sizeof(y));
+    return y;
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // whole numbers
@@ -84,31 +109,45 @@ template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b
 template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
 
-// The bytes of host memory that the process may still take: MemAvailable of /proc/meminfo (without it, all of the
-// machine's), or less if its control group or `ulimit -v` allows less.
-struct HostMemory { size_t bytes; const char* bound; };         // bound: by what, for messages
-inline HostMemory host_memory() {
-    size_t kilobytes = 0, pages = 0;
-    const std::string info = "\n" + kernel_text("/proc/meminfo"), statm = kernel_text("/proc/self/statm");
-    const size_t at = info.find("\nMemAvailable:"), page = (size_t)sysconf(_SC_PAGESIZE);
-    if (at == std::string::npos || sscanf(&info[at], " MemAvailable: %zu kB", &kilobytes) != 1) { kilobytes = 0; }
-    HostMemory m = {kilobytes > 0 ? kilobytes * 1024 : (size_t)sysconf(_SC_PHYS_PAGES) * page, ""};
-    const double group = group_limits().memory;
-    if (group < (double)m.bytes) { m = {(size_t)group, " in its control group"}; }
-    struct rlimit limit;
-    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) { return m; }
-    const size_t taken = sscanf(statm.c_str(), "%zu", &pages) == 1 ? pages * page : 0, allowed = (size_t)limit.rlim_cur;
-    const size_t left = allowed > taken ? allowed - taken : 0;
-    return left < m.bytes ? HostMemory{left, " under `ulimit -v`"} : m;
-}
-inline size_t host_memory_available() { return host_memory().bytes; }
+// ----------------------------------------------------------------------------------------------------------
+// launch: the only way to start a kernel
+//
+//   launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N);
+//
+// The arguments are converted to the kernel's parameters, and a wrong number of them does not compile. An error names
+// the line of the call, and --profile the kernel, as it is written there.
+#define launch(...) launch_kernel(#__VA_ARGS__, __VA_ARGS__)
+
+struct Grid {
+    size_t blocks;
+    int threads;            // a power of two >= 32; ignored on a CPU, where a block has one thread
+    size_t shared_bytes;    // of dynamic shared memory per block
+    Stream stream;          // null on a CPU
+    const char* file;       // the call site, for error messages
+    int line;
+    Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
+         int line = __builtin_LINE())
+        : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
+    // the grid of an elementwise kernel over n elements
+    static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+        const size_t per_block = ON_GPU ? 256 * 4 : 16384;      // four elements per thread; on a CPU 64 kB of float32
+        return Grid(ceil_div(n, per_block), 256, 0, stream, file, line);
+    }
+};
 
 #if defined(CUDA_BUILD)
 #include "device_cuda.h"
 #else
 #include "device_cpu.h"
 #endif
-#include "profile.h"
+
+// Sum (max) over the threads of the block, which all of them get; every thread must call it.
+template <class T> __device__ inline T block_sum(T x) {
+    return block_reduce(x, (T)0, [](T a, T b) { return a + b; });
+}
+__device__ inline float block_max(float x) {
+    return block_reduce(x, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // packs
@@ -217,58 +256,85 @@ template <class Term> __device__ __forceinline__ float max_over(int first, int e
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// launch: the only way to start a kernel
-//
-//   launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N);
-//
-// The arguments are converted to the kernel's parameters, and a wrong number of them does not compile. An error names
-// the line of the call, and --profile the kernel, as it is written there.
-#define launch(...) launch_kernel(#__VA_ARGS__, __VA_ARGS__)
+// how long each kernel of a step takes (--profile N): between two events of its stream on a GPU, by the clock on a CPU,
+// where a kernel is done when its launch returns. What two events with nothing between them are apart is subtracted. A
+// step that is not profiled asks one bool per launch.
 
-struct Grid {
-    size_t blocks;
-    int threads;            // a power of two >= 32; ignored on a CPU, where a block has one thread
-    size_t shared_bytes;    // of dynamic shared memory per block
-    Stream stream;          // null on a CPU
-    const char* file;       // the call site, for error messages
-    int line;
-    Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
-         int line = __builtin_LINE())
-        : blocks(blocks), threads(threads), shared_bytes(shared_bytes), stream(stream), file(file), line(line) {}
-    // the grid of an elementwise kernel over n elements
-    static Grid over(size_t n, Stream stream, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
-#if defined(CUDA_BUILD)
-        const size_t per_block = 256 * 4;       // four elements per thread
-#else
-        const size_t per_block = 16384;         // 64 kB of float32
-#endif
-        return Grid(ceil_div(n, per_block), 256, 0, stream, file, line);
+// A launch: what was called, and of a product (M,N) = (M,K) (K,N) its shape, else 0
+struct ProfileEntry {
+    std::string kernel;
+    int M, N, K;
+    ProfileClock clock;
+};
+struct Profile {
+    bool on = false;
+    int depth = 0;                          // of calls inside a product, which counts as one launch
+    std::vector<ProfileEntry> entries;
+};
+inline Profile profile;
+// Called after each launch with its text, if it is not null: engine/trace.h
+inline void (*after_launch)(const char* text, Stream stream) = nullptr;
+
+// Lives as long as a launch. text: the launch's arguments as they are written, kernel first
+class ProfiledLaunch {
+public:
+    ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : text(text), stream(stream) {
+        if (profile.depth++ > 0 || !profile.on) { return; }
+        at = (int)profile.entries.size();
+        profile.entries.push_back({std::string(text, strcspn(text, "<, ")), M, N, K, {}});
+        profile.entries.back().clock.start(stream);
     }
+    ~ProfiledLaunch() {
+        profile.depth--;
+        if (at >= 0) { profile.entries[(size_t)at].clock.stop(stream); }
+        if (after_launch != nullptr && profile.depth == 0) { after_launch(text, stream); }
+    }
+    ProfiledLaunch(const ProfiledLaunch&) = delete;
+    ProfiledLaunch& operator=(const ProfiledLaunch&) = delete;
+
+private:
+    const char* text;
+    Stream stream;
+    int at = -1;                            // its entry; -1: none
 };
 
-#if !defined(CUDA_BUILD) && !defined(RACE_THREADS)
-// a CPU: blocks are iterations of a parallel loop, and a block is one call
-template <class Block> void launch_on_cpu(const Grid& grid, const Block& block) {
-    const int blocks = (int)grid.blocks;
-    const int chunk = imax(1, blocks / (max_threads() * 4));    // blocks that a thread takes at a time
-    (void)chunk;
-#if defined(_OPENMP)
-#pragma omp parallel if (blocks > 1)
-#endif
-    {
-        flush_denormals();              // any library may have made this thread
-#if defined(_OPENMP)
-#pragma omp for schedule(dynamic, chunk)
-#endif
-        for (int b = 0; b < blocks; b++) {
-            shared_buffer.reserve(grid.shared_bytes);
-            gridDim.x = (unsigned)blocks;
-            blockIdx.x = (unsigned)b;
-            block();
-        }
+inline void profile_begin() { profile.on = true; }
+// What was launched since profile_begin(), as a table, one line for each kernel and shape in the order of their first
+// calls; start: when the step began (wall_seconds). Waits for the device.
+inline std::string profile_end(double start) {
+    struct Sum { size_t calls = 0; double ms = 0.0; };
+    std::map<std::tuple<std::string, int, int, int>, Sum> sums;
+    std::vector<const ProfileEntry*> order;
+    std::vector<double> empties;                    // they stand in the stream as the launches do
+    for (const ProfileEntry& e : profile.entries) { empties.push_back(e.clock.empty()); }
+    std::sort(empties.begin(), empties.end());
+    const double empty = empties.empty() ? 0.0 : empties[empties.size() / 2];       // the median
+    double all = 0.0;
+    for (ProfileEntry& e : profile.entries) {
+        Sum& sum = sums[{e.kernel, e.M, e.N, e.K}];
+        if (sum.calls++ == 0) { order.push_back(&e); }
+        const double ms = std::max(0.0, e.clock.milliseconds() - empty);
+        sum.ms += ms;
+        all += ms;
     }
+    const double step_ms = 1e3 * (wall_seconds() - start);
+    std::string text = strprintf("%-32s %20s %6s %10s %7s %9s\n", "kernel", "M x N x K", "calls", "ms", "share",
+                                 "TFLOP/s");
+    for (const ProfileEntry* e : order) {
+        const Sum& sum = sums[{e->kernel, e->M, e->N, e->K}];
+        const bool product = e->M > 0;
+        const double flops = 2.0 * e->M * e->N * e->K * (double)sum.calls;
+        const std::string shape = product ? strprintf("%dx%dx%d", e->M, e->N, e->K) : "-";
+        const std::string rate = product ? strprintf("%.3f", flops / (sum.ms * 1e9)) : "-";
+        text += strprintf("%-32s %20s %6zu %10.3f %6.1f%% %9s\n", e->kernel.c_str(), shape.c_str(), sum.calls, sum.ms,
+                          100 * sum.ms / step_ms, rate.c_str());
+    }
+    text += strprintf("%-32s %20s %6s %10.3f %6.1f%% %9s\n", "(host)", "-", "-", step_ms - all,
+                      100 * (step_ms - all) / step_ms, "-");
+    for (ProfileEntry& e : profile.entries) { e.clock.release(); }
+    profile = Profile();
+    return text;
 }
-#endif
 
 // text: the source text of launch()'s arguments
 template <class... P, class... A>
@@ -279,44 +345,5 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
         die_at(grid.file, grid.line, EXIT_DEVICE, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
     }
     const ProfiledLaunch profiled(text, grid.stream);
-#if defined(CUDA_BUILD)
-    last_launch = {(const void*)kernel, grid.file, grid.line, grid.blocks, grid.threads, grid.shared_bytes};
-    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be requested
-        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
-                   "shared memory of the kernel", grid.file, grid.line);
-    }
-#endif
-#if defined(SIMT)
-    // the emulator runs the threads as fibers, when the stream reaches the kernel
-    const auto run = [=] {
-        const auto block = [=] { kernel(static_cast<P>(args)...); };
-        simt_launch((const void*)kernel, grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
-    };
-    simt_enqueue(grid.stream, SimtWork::Kernel, run);
-    cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
-#elif defined(CUDA_BUILD)
-    kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
-    cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
-#elif defined(RACE_THREADS)
-    // one block after another, each with real threads, so that ThreadSanitizer sees a missing __syncthreads()
-    shared_buffer.reserve(grid.shared_bytes);
-    pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < RACE_THREADS; t++) {
-        threads.emplace_back([=] {
-            flush_denormals();
-            threadIdx.x = t;
-            gridDim.x = (unsigned)grid.blocks;
-            for (unsigned b = 0; b < grid.blocks; b++) {
-                blockIdx.x = b;
-                kernel(static_cast<P>(args)...);
-                __syncthreads();
-            }
-        });
-    }
-    for (std::thread& t : threads) { t.join(); }
-    pthread_barrier_destroy(&race_barrier);
-#else
-    launch_on_cpu(grid, [=] { kernel(static_cast<P>(args)...); });
-#endif
+    start_kernel(text, grid, kernel, args...);
 }

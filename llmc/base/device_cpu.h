@@ -13,13 +13,7 @@
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
-#if defined(_OPENMP)
-#include <omp.h>
-#endif
 
-constexpr bool ON_GPU = false;
-struct NoStream;                                        // never defined: a stream here is always null
-using Stream = NoStream*;
 struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
 constexpr size_t ROW_SIZES = 1;                         // any number of rows will do
@@ -40,8 +34,9 @@ inline lanes load_lanes(const float* p) { return *p; }
 inline void store_lanes(float* p, lanes v) { *p = v; }
 constexpr int MICRO_M = 4;
 constexpr int MICRO_N = 4;
+#define BLOCK_LOCAL
 // The same interface and the same barriers as on a GPU (device_cuda.h).
-template <class T, class Op> T block_reduce(T x, Op op) {
+template <class T, class Op> T block_reduce(T x, T, Op op) {
     static T partial[RACE_THREADS];
     __syncthreads();                                    // the readers of the last call are done
     partial[threadIdx.x] = x;
@@ -50,9 +45,9 @@ template <class T, class Op> T block_reduce(T x, Op op) {
     for (int t = 1; t < RACE_THREADS; t++) { r = op(r, partial[t]); }
     return r;
 }
-template <class T> T block_sum(T x) { return block_reduce(x, [](T a, T b) { return a + b; }); }
-template <class T> T warp_sum(T x) { return block_sum(x); }         // a block is one warp here
-inline float block_max(float x) { return block_reduce(x, [](float a, float b) { return a > b ? a : b; }); }
+template <class T> T warp_sum(T x) {                    // a block is one warp here
+    return block_reduce(x, (T)0, [](T a, T b) { return a + b; });
+}
 template <class T> T block_scan(T x) {
     static T partial[RACE_THREADS];
     __syncthreads();
@@ -73,18 +68,16 @@ inline void __syncthreads() {}
 // MICRO_M x MICRO_N registers of sums.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
-constexpr int MICRO_M = 8;                              // 16 of the 32 registers hold sums
-constexpr int MICRO_N = 2;
 #elif defined(__AVX__)
 constexpr int LANES = 8;
-constexpr int MICRO_M = 4;                              // 8 of 16
-constexpr int MICRO_N = 2;
 #else
 constexpr int LANES = 4;
-constexpr int MICRO_M = 4;
-constexpr int MICRO_N = 2;
 #endif
+constexpr int MICRO_M = LANES == 16 ? 8 : 4;            // AVX-512: 16 of the 32 registers hold sums; AVX: 8 of 16
+constexpr int MICRO_N = 2;
+#define BLOCK_LOCAL thread_local                        // a variable of each running block
 typedef float lanes __attribute__((vector_size(4 * LANES)));
+typedef uint32_t words __attribute__((vector_size(4 * LANES)));
 // memcpy, because p need not be aligned; it compiles to one unaligned load or store
 __forceinline__ lanes load_lanes(const float* p) {
     lanes v;
@@ -93,7 +86,6 @@ __forceinline__ lanes load_lanes(const float* p) {
 }
 __forceinline__ lanes load_lanes(const bf16* p) {
     typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
-    typedef uint32_t words __attribute__((vector_size(4 * LANES)));
     halves h;
     memcpy(&h, p, sizeof(h));
     return (lanes)(__builtin_convertvector(h, words) << 16);
@@ -112,9 +104,8 @@ __forceinline__ lanes fused_madd(float a, lanes b, lanes c) {
     return c;
 #endif
 }
+template <class T, class Op> T block_reduce(T x, T, Op) { return x; }
 template <class T> T warp_sum(T x) { return x; }
-template <class T> T block_sum(T x) { return x; }
-inline float block_max(float x) { return x; }
 template <class T> T block_scan(T x) { return x; }
 #endif
 constexpr BlockExtent blockDim;
@@ -135,8 +126,7 @@ inline GridSpan grid_span(size_t n) {
 // ----------------------------------------------------------------------------------------------------------
 // memory
 
-// The dynamic shared memory of the running block: one buffer per thread, or (race build: one block at a time) one in
-// all
+// The dynamic shared memory of the running block: one buffer per thread, or (race build) one in all
 struct SharedBuffer {
     char* data = nullptr;
     size_t capacity = 0;
@@ -145,9 +135,7 @@ struct SharedBuffer {
         free(data);
         data = (char*)aligned_alloc(256, round_up(bytes, (size_t)256));
         capacity = data == nullptr ? 0 : bytes;
-#if !defined(RACE_THREADS)
-        pthread_setspecific(key(), data);
-#endif
+        if (blockDim.x == 1) { pthread_setspecific(key(), data); }
         if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", bytes); }
     }
     // Frees the buffer when its thread ends. Not a destructor, because the C library ends the program if it has no
@@ -161,11 +149,7 @@ struct SharedBuffer {
         return made;
     }
 };
-#if defined(RACE_THREADS)
-inline SharedBuffer shared_buffer;
-#else
-inline thread_local SharedBuffer shared_buffer;
-#endif
+inline BLOCK_LOCAL SharedBuffer shared_buffer;
 inline float* dynamic_shared() { return (float*)shared_buffer.data; }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
@@ -178,10 +162,8 @@ inline void* device_malloc(size_t bytes) {
         die(EXIT_OUT_OF_MEMORY, "cannot allocate %s; try a smaller --B, --T or --model",
             format_bytes((double)bytes).c_str());
     }
-#if defined(MADV_HUGEPAGE)
     // a huge page is one entry of the processor's address cache instead of 512
     if (page > 256) { madvise(p, size, MADV_HUGEPAGE); }
-#endif
     memset(p, 0, size);
     return p;
 }
@@ -208,19 +190,13 @@ inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {
     if (bytes > 0) { memcpy(to, from, bytes); }
 }
-inline void copy_to_host(void* to, const void* from, size_t bytes, Stream) {
-    if (bytes > 0) { memcpy(to, from, bytes); }
+inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) { copy_to_device(to, from, bytes, s); }
+inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) { copy_to_device(to, from, bytes, s); }
+inline void copy_to_device_async(void* to, const void* from, size_t bytes, Stream s) {
+    copy_to_device(to, from, bytes, s);
 }
-inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) { copy_to_host(to, from, bytes, s); }
-inline void* pinned_malloc(size_t bytes) {
-    void* p = malloc(imax(bytes, (size_t)1));
-    if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s", format_bytes((double)bytes).c_str()); }
-    return p;
-}
+inline void* pinned_malloc(size_t bytes) { return device_malloc(bytes); }
 inline void pinned_free(void* p) { free(p); }
-inline void copy_to_device_async(void* to, const void* pinned, size_t bytes, Stream s) {
-    copy_to_device(to, pinned, bytes, s);
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // the machine
@@ -290,13 +266,67 @@ inline size_t device_memory_used() {
     return (size_t)usage.ru_maxrss * 1024;
 }
 inline std::string device_description() {
-#if defined(RACE_THREADS)
-    return strprintf("CPU, race build, %d threads per block", RACE_THREADS);
-#else
+    if (blockDim.x > 1) { return strprintf("CPU, race build, %u threads per block", blockDim.x); }
     const char* plural = max_threads() == 1 ? "" : "s";
     const double cores = group_limits().cores;
     const std::string allowed = cores > max_threads() ? "" : strprintf(" for %g cores of its control group", cores);
     const char* stored = sizeof(floatX) == sizeof(float) ? "" : ", bf16 storage";
     return strprintf("CPU, %d thread%s%s, %d-wide float32%s", max_threads(), plural, allowed.c_str(), LANES, stored);
-#endif
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// a launch
+
+#if defined(RACE_THREADS)
+// one block after another, each with real threads, so that ThreadSanitizer sees a missing __syncthreads()
+template <class... P, class... A>
+void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
+    shared_buffer.reserve(grid.shared_bytes);
+    pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
+    std::vector<std::thread> threads;
+    for (unsigned t = 0; t < RACE_THREADS; t++) {
+        threads.emplace_back([=] {
+            flush_denormals();
+            threadIdx.x = t;
+            gridDim.x = (unsigned)grid.blocks;
+            for (unsigned b = 0; b < grid.blocks; b++) {
+                blockIdx.x = b;
+                kernel(static_cast<P>(args)...);
+                __syncthreads();
+            }
+        });
+    }
+    for (std::thread& t : threads) { t.join(); }
+    pthread_barrier_destroy(&race_barrier);
+}
+#else
+// blocks are iterations of a parallel loop, and a block is one call
+template <class... P, class... A>
+void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
+    const int blocks = (int)grid.blocks;
+    [[maybe_unused]] const int chunk = imax(1, blocks / (max_threads() * 4));   // blocks that a thread takes at a time
+    const auto block = [=] { kernel(static_cast<P>(args)...); };
+    OMP(parallel if (blocks > 1))
+    {
+        flush_denormals();              // any library may have made this thread
+        OMP(for schedule(dynamic, chunk))
+        for (int b = 0; b < blocks; b++) {
+            shared_buffer.reserve(grid.shared_bytes);
+            gridDim.x = (unsigned)blocks;
+            blockIdx.x = (unsigned)b;
+            block();
+        }
+    }
+}
+#endif
+
+constexpr const char* PROFILED_BY = "the clock";
+// The time of one launch
+struct ProfileClock {
+    double from = 0.0, to = 0.0;
+    void start(Stream) { from = wall_seconds(); }
+    void stop(Stream) { to = wall_seconds(); }
+    double milliseconds() const { return 1e3 * (to - from); }
+    double empty() const { return 0.0; }
+    void release() {}
+};

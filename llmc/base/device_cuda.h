@@ -2,8 +2,6 @@
 // device.h.
 #pragma once
 
-constexpr bool ON_GPU = true;
-using Stream = cudaStream_t;
 constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
 using lanes = float;
 template <class T> __device__ inline lanes load_lanes(const T* p) { return (float)*p; }
@@ -13,13 +11,6 @@ constexpr int MICRO_M = 4;                  // block_matmul: rows and columns of
 constexpr int MICRO_N = 4;
 constexpr size_t ROW_SIZES = 256;           // numbers of rows that vary from step to step are rounded up to a multiple
 constexpr int PACK = 16 / sizeof(floatX);   // 16 bytes, the most that one load instruction moves
-
-#if defined(SIMT)
-inline float* dynamic_shared() { return (float*)simt_dynamic_shared(); }
-#else
-extern __shared__ __align__(1024) float4 dynamic_shared_memory[];      // wgmma needs this alignment
-__device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
-#endif
 
 // The shared memory of a block that needs no request, and the most that our kernels declare as static
 constexpr size_t STATIC_AND_DYNAMIC = 48 << 10, MOST_STATIC = 4 << 10;
@@ -38,7 +29,7 @@ template <class T> __device__ inline T warp_sum(T x) {
     for (int o = 16; o > 0; o /= 2) { x += __shfl_xor_sync(~0u, x, o); }
     return x;
 }
-// Sum (max) over the threads of the block, which all of them get; every thread must call it.
+// What op makes of the x of all threads of the block, which all of them get; every thread must call it.
 template <class T, class Op> __device__ inline T block_reduce(T x, T identity, Op op) {
     __shared__ T partial[32];                               // of each warp; a block has at most 1,024 threads
     // 1 inside a warp: after each exchange with the lane o away, twice as many lanes have gone into x
@@ -50,12 +41,6 @@ template <class T, class Op> __device__ inline T block_reduce(T x, T identity, O
     x = threadIdx.x % 32 < blockDim.x / 32 ? partial[threadIdx.x % 32] : identity;
     for (int o = 16; o > 0; o /= 2) { x = op(x, __shfl_xor_sync(~0u, x, o)); }
     return x;
-}
-template <class T> __device__ inline T block_sum(T x) {
-    return block_reduce(x, (T)0, [](T a, T b) { return a + b; });
-}
-__device__ inline float block_max(float x) {
-    return block_reduce(x, -INFINITY, [](float a, float b) { return fmaxf(a, b); });
 }
 // Inclusive prefix sum over the threads of the block, in thread order.
 template <class T> __device__ inline T block_scan(T x) {
@@ -79,28 +64,16 @@ template <class T> __device__ inline T block_scan(T x) {
 // ----------------------------------------------------------------------------------------------------------
 // errors
 
-// The kernel that was launched last. A fault inside a kernel is only reported by a later call, the first that waits for
-// it.
-struct LastLaunch {
-    const void* kernel;
-    const char* file;
-    int line;
-    size_t blocks;
-    int threads;
-    size_t shared_bytes;
-};
-inline LastLaunch last_launch = {};
+// What was launched last, for messages: a fault inside a kernel is only reported by a later call, the first that waits
+// for it.
+inline const char* last_text = nullptr;                     // launch()'s arguments as they are written, kernel first
+inline Grid last_grid(0, 0, 0, nullptr);
 inline std::string last_launch_text() {
-    const LastLaunch& k = last_launch;
-    if (k.file == nullptr) { return ""; }
-    std::string name;
-#if !defined(SIMT) && CUDART_VERSION >= 12030
-    const char* mangled = nullptr;
-    if (cudaFuncGetName(&mangled, k.kernel) == cudaSuccess) { name = std::string(mangled) + ", "; }
-#endif
-    return strprintf("; the last kernel was %sthat of %s:%d, %zu blocks of %d threads with %zu bytes of dynamic shared "
-                     "memory; with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed", name.c_str(),
-                     k.file, k.line, k.blocks, k.threads, k.shared_bytes);
+    const Grid& g = last_grid;
+    if (last_text == nullptr) { return ""; }
+    return strprintf("; the last kernel was %.*s of %s:%d, %zu blocks of %d threads with %zu bytes of dynamic shared "
+                     "memory; with CUDA_LAUNCH_BLOCKING=1 in the environment it is the one that failed",
+                     (int)strcspn(last_text, "<, "), last_text, g.file, g.line, g.blocks, g.threads, g.shared_bytes);
 }
 
 #define CUDA_CHECK(call) cuda_check(call, #call, __FILE__, __LINE__)
@@ -111,6 +84,56 @@ inline void cuda_check(cudaError_t e, const char* what, const char* file, int li
     if (e == cudaErrorMemoryAllocation) { die_at(file, line, EXIT_OUT_OF_MEMORY, "%s: %s", what, error); }
     die_at(file, line, EXIT_DEVICE, "%s: %s%s", what, error, last_launch_text().c_str());
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// a launch
+
+template <class... P, class... A>
+void start_kernel(const char* text, const Grid& grid, void (*kernel)(P...), A... args) {
+    last_text = text;
+    last_grid = grid;
+    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be requested
+        cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
+                   "shared memory of the kernel", grid.file, grid.line);
+    }
+#if defined(SIMT)
+    // the emulator runs the threads as fibers, when the stream reaches the kernel
+    const auto run = [=] {
+        const auto block = [=] { kernel(static_cast<P>(args)...); };
+        simt_launch((const void*)kernel, grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
+    };
+    simt_enqueue(grid.stream, SimtWork::Kernel, run);
+#else
+    kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
+#endif
+    cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
+}
+
+constexpr const char* PROFILED_BY = "events";
+// The time of one launch
+struct ProfileClock {
+    cudaEvent_t from = nullptr, to = nullptr;
+    cudaEvent_t after = nullptr;
+    void start(Stream s) {
+        for (cudaEvent_t* e : {&from, &to, &after}) { CUDA_CHECK(cudaEventCreate(e)); }
+        CUDA_CHECK(cudaEventRecord(from, s));
+    }
+    void stop(Stream s) {                                   // the launch has reported its error already
+        cudaEventRecord(to, s);
+        cudaEventRecord(after, s);
+    }
+    static double between(cudaEvent_t a, cudaEvent_t b) {
+        float ms = 0.0f;
+        CUDA_CHECK(cudaEventSynchronize(b));
+        CUDA_CHECK(cudaEventElapsedTime(&ms, a, b));
+        return ms;
+    }
+    double milliseconds() const { return between(from, to); }
+    double empty() const { return between(to, after); }     // of a pair with nothing between
+    void release() {
+        for (cudaEvent_t e : {from, to, after}) { if (e != nullptr) { cudaEventDestroy(e); } }
+    }
+};
 
 // ----------------------------------------------------------------------------------------------------------
 // memory

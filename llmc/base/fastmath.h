@@ -8,36 +8,17 @@
 
 #include "ptx.cuh"
 
-#if defined(__CUDA_ARCH__) || defined(SIMT)
-#define FAST_INSTRUCTIONS 1                             // for code that runs on the GPU, which the host's does not
-#endif
-
 constexpr float LOG2E = 1.4426950408889634f;            // 2^(LOG2E x) = e^x
 
-// the same 32 bits, read as the other type
-__host__ __device__ inline float bits_to_float(int32_t i) {
-    float f;
-    memcpy(&f, &i, sizeof(f));
-    return f;
-}
-__host__ __device__ inline int32_t float_to_bits(float f) {
-    int32_t i;
-    memcpy(&i, &f, sizeof(i));
-    return i;
-}
+__host__ __device__ inline float bits_to_float(int32_t i) { return bits_as<float>(i); }
+__host__ __device__ inline int32_t float_to_bits(float f) { return bits_as<int32_t>(f); }
 
-// 1 / x, within 0.5 ulp, 1 ulp; on a GPU 0 above 2^126
-__host__ __device__ inline float fast_reciprocal(float x) {
-#if defined(FAST_INSTRUCTIONS)
-    return rcp(x);
-#else
-    return 1.0f / x;
-#endif
-}
-
-// e^x, within 2 ulp, 5 ulp; 0 below -87.3, -87.34 (so e^-inf is 0), inf above 88.37, 88.73; NaN stays NaN.
+// fast_reciprocal: 1 / x, within 0.5 ulp, 1 ulp; on a GPU 0 above 2^126
+// fast_exp: e^x, within 2 ulp, 5 ulp; 0 below -87.3, -87.34 (so e^-inf is 0), inf above 88.37, 88.73; NaN stays NaN
+// rough_exp: e^(x - top). On a GPU it takes one product and 2^x: the error is below 2^-23 (|x| + |top|) + 2^-22.
+#if defined(__CUDA_ARCH__) || defined(SIMT)             // code that runs on the GPU, which the host's does not
+__host__ __device__ inline float fast_reciprocal(float x) { return rcp(x); }
 __host__ __device__ inline float fast_exp(float x) {
-#if defined(FAST_INSTRUCTIONS)
     // e^x = 2^y 2^rest = 2^y (1 + rest ln 2): y is x / ln 2 rounded, and rest what was lost by that
     float y = x * 1.44269502f;
 #if defined(__CUDACC__)
@@ -46,7 +27,11 @@ __host__ __device__ inline float fast_exp(float x) {
     const float rest = fused_madd(x, 1.92596303e-8f, fused_madd(x, 1.44269502f, -y));
     const float e = ex2(y);
     return fabsf(x) < 88.5f ? fused_madd(e, rest * 0.693147181f, e) : e;        // beyond, there may be inf - inf
+}
+__host__ __device__ inline float rough_exp(float x, float top) { return ex2(fused_madd(x, LOG2E, -LOG2E * top)); }
 #else
+__host__ __device__ inline float fast_reciprocal(float x) { return 1.0f / x; }
+__host__ __device__ inline float fast_exp(float x) {
     // With n = x / ln 2 rounded and r = x - n ln 2, e^x = 2^n e^r: the power of two is a matter of bits, and e^r a
     // polynomial. Above 2^23 neighbouring floats are 1 apart, so the sum with `shift` rounds, and its low bits are n.
     constexpr float shift = 12582912.0f;                    // 1.5 * 2^23
@@ -65,8 +50,9 @@ __host__ __device__ inline float fast_exp(float x) {
     const uint32_t exponent = (uint32_t)float_to_bits(shifted) + 127;       // of 2^n
     const float e = p * bits_to_float((int32_t)(exponent << 23));
     return x <= -87.3f ? 0.0f : e;
-#endif
 }
+__host__ __device__ inline float rough_exp(float x, float top) { return fast_exp(x - top); }
+#endif
 
 // log(1 + x) for x > -0.9, within 4 ulp, 6 ulp; 0 for |x| < 2^-125, whose half is a denormal number; NaN stays NaN.
 // With 1 + x = 2^k (1 + f), log(1 + x) = k ln 2 + log(1 + f), and log(1 + f) = 2 atanh(s) for s = f / (2 + f).

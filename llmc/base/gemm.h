@@ -6,7 +6,7 @@
 // slices, which are added to out one after the other.
 //   float32   A slice has 256 k. Its sum starts at 0 and takes its k in ascending order, sum = fma(A_mk, B_kn, sum).
 //   bf16      A slice has 32 k, the last one filled up with zeros. One such sum takes the even k and one the odd k, and
-//             the two are added. That is what an instruction of AMX does (amx.h); other processors do it in float32.
+//             the two are added. That is what an instruction of AMX does (below); other processors do it in float32.
 //
 // GEMM_K of k are first copied into panels, GEMM_M rows of A or GEMM_N columns of B wide, whose elements lie in the
 // order in which the inner loop reads them. So a transposed matrix costs no more than any other. The inner loop keeps a
@@ -15,9 +15,9 @@
 // dev/cuda/matmul.cu climbs here from three plain loops.
 #pragma once
 
-#include "amx.h"
+#include <utility>
+
 #include "matrix.cuh"
-#include "words.h"
 
 constexpr int GEMM_K = 256;
 // The only numbers that the sums depend on: the k of a slice, how many sums share them in turn, and the multiple to
@@ -25,20 +25,47 @@ constexpr int GEMM_K = 256;
 template <class T> constexpr int GEMM_SLICE = sizeof(T) == sizeof(float) ? GEMM_K : 32;
 template <class T> constexpr int GEMM_CHAINS = sizeof(float) / sizeof(T);
 template <class T> constexpr int GEMM_MULTIPLE = sizeof(T) == sizeof(float) ? 1 : GEMM_SLICE<T>;
-#if defined(__AVX512F__)
-constexpr int GEMM_M = 12;                              // 24 of the 32 registers hold sums
-#elif defined(__AVX__)
-constexpr int GEMM_M = 6;                               // 12 of 16
-#else
-constexpr int GEMM_M = 4;                               // 8 of 16, or of Arm's 32
-#endif
+// Of AVX-512's 32 registers (16 lanes) 24 hold sums, of AVX's 16 registers (8 lanes) 12, else 8
+constexpr int GEMM_M = LANES == 4 ? 4 : 3 * LANES / 4;
 constexpr int GEMM_N = 2 * LANES;
-// An output with a multiple of this many rows fills its panels
-template <class T> constexpr int GEMM_UNIT_M = std::is_same<T, bf16>::value && AMX_TILES ? 2 * TILE : GEMM_M;
 constexpr int WIDEST_PANEL = 32;
 
 // Floats that gemm() packs into, for an output of at most M rows
 inline size_t gemm_panels(int M) { return (size_t)GEMM_K * (M + 2 * WIDEST_PANEL); }
+
+// ----------------------------------------------------------------------------------------------------------
+// registers of words of 32 bits, a float32 or two bf16, and squares of them transposed without memory. The two bf16 are
+// neighbours in memory; the first one is the lower half.
+
+// LANES words
+template <class T> inline lanes load_words(const T* p) { return load_lanes((const float*)p); }
+// Element E of each word, as float32
+template <class T, int E> inline lanes element(lanes x) {
+    if constexpr (sizeof(T) == sizeof(float)) { return x; }
+    return (lanes)(E == 0 ? (words)x << 16 : (words)x & 0xffff0000u);
+}
+// The lanes I of a and b, where b's are counted after a's
+template <int... I> inline lanes choose_lanes(lanes a, lanes b) {
+#if defined(__clang__)
+    return __builtin_shufflevector(a, b, I...);
+#else
+    typedef int numbers __attribute__((vector_size(4 * LANES)));
+    return __builtin_shuffle(a, b, numbers{I...});
+#endif
+}
+// One step of transposing x, a matrix (LANES, LANES): in each square of 2 APART x 2 APART two corners change places.
+template <int APART, int... I> inline void exchange_corners(lanes (&x)[LANES], std::integer_sequence<int, I...> all) {
+    UNROLL
+    for (int i = 0; i < LANES; i++) {
+        if (i & APART) { continue; }
+        const lanes a = x[i];
+        const lanes b = x[i + APART];
+        x[i] = choose_lanes<(I & APART ? LANES + I - APART : I)...>(a, b);
+        x[i + APART] = choose_lanes<(I & APART ? LANES + I : I + APART)...>(a, b);
+    }
+    if constexpr (2 * APART < LANES) { exchange_corners<2 * APART>(x, all); }
+}
+inline void transpose(lanes (&x)[LANES]) { exchange_corners<1>(x, std::make_integer_sequence<int, LANES>()); }
 
 // ----------------------------------------------------------------------------------------------------------
 // packing
@@ -84,7 +111,7 @@ template <int WIDTH, class T> inline void pack_panel(float* panel, const Matrix<
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the product
+// the product of two panels
 
 // sum (ROWS, REGISTERS * LANES) = a^T b over every STEPth of K rows of the panels a (K,GEMM_M) and b (K,GEMM_N)
 template <int STEP, int ROWS, int REGISTERS>
@@ -192,6 +219,146 @@ template <class T> struct GemmLanes {
     }
 };
 
+// ----------------------------------------------------------------------------------------------------------
+// bf16 by AMX, the instructions of some Intel processors that multiply tiles
+//
+// A tile register holds 16 rows of 64 bytes: 16 float32, or 16 words of two bf16. One instruction, TDPBF16PS, adds to a
+// tile of C (16,16) the product of a tile of A, whose row m has 32 k of A's row m, and a tile of B, whose row p has in
+// word n the k 2p and 2p + 1 of B's column n. For each element of C it sums the even k, then the odd k, each by fma in
+// ascending order from 0, and adds both together to the element; denormals are zero. A fragment of C is 2 x 2 tiles, so
+// that each tile that is loaded is used twice.
+
+constexpr int TILE = 16;                                // rows of a tile and words of a row
+constexpr int TILE_K = 2 * TILE;
+
+#if defined(__AMX_BF16__) || defined(__AMXBF16__)       // the latter: clang++ before 16
+#include <sys/syscall.h>
+constexpr bool AMX_TILES = true;                        // the compiler knows them
+
+// Whether the kernel lets this process use the tiles: it must be asked once, because their state is large.
+inline bool amx_permitted() {
+    constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
+    static const bool permitted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
+    return permitted;
+}
+
+// The registers: 0 to 3 hold the fragment of C, row by row of tiles, 4 and 5 two tiles of A, 6 and 7 two of B. The
+// compiler does not know which memory these instructions read and write, so barriers stand between them and its own.
+struct AmxTiles {
+    static void begin() {
+        struct alignas(64) Config {
+            uint8_t palette = 1;
+            uint8_t start_row = 0, reserved[14] = {};
+            uint16_t row_bytes[16] = {};
+            uint8_t rows[16] = {};
+        } config;
+        for (int t = 0; t < 8; t++) {
+            config.row_bytes[t] = 4 * TILE;
+            config.rows[t] = TILE;
+        }
+        _tile_loadconfig(&config);
+    }
+    static void end() { _tile_release(); }
+    // c (32,32), whose rows are `stride` elements apart
+    static void load(const float* c, int stride) {
+        asm volatile("" ::: "memory");
+        _tile_loadd(0, c, 4 * stride);
+        _tile_loadd(1, c + TILE, 4 * stride);
+        _tile_loadd(2, c + (size_t)TILE * stride, 4 * stride);
+        _tile_loadd(3, c + (size_t)TILE * stride + TILE, 4 * stride);
+    }
+    static void store(float* c, int stride) {
+        _tile_stored(0, c, 4 * stride);
+        _tile_stored(1, c + TILE, 4 * stride);
+        _tile_stored(2, c + (size_t)TILE * stride, 4 * stride);
+        _tile_stored(3, c + (size_t)TILE * stride + TILE, 4 * stride);
+        asm volatile("" ::: "memory");
+    }
+    // C += a b for 32 k: two tiles of A, two tiles of B
+    static void multiply(const uint32_t* a, const uint32_t* b) {
+        _tile_loadd(4, a, 4 * TILE);
+        _tile_loadd(6, b, 4 * TILE);
+        _tile_loadd(7, b + TILE * TILE, 4 * TILE);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+        _tile_loadd(5, a + TILE * TILE, 4 * TILE);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+};
+#else
+constexpr bool AMX_TILES = false;
+struct AmxTiles;
+inline bool amx_permitted() { return false; }
+#endif
+
+// A tile (16 words, 16 columns) = the columns of B (at most 32 k, at most 16 columns); what is missing becomes 0. Its
+// rows are k's words, or, Turned, the columns.
+template <bool Turned> inline void pack_tile(uint32_t* tile, const Matrix<const bf16>& B) {
+    uint32_t edge[TILE][TILE];                          // (columns, words): a tile that is not whole
+    Matrix<const bf16> from = B;
+    if (B.rows < TILE_K || B.cols < TILE) {
+        memset(edge, 0, sizeof(edge));
+        for (int c = 0; c < B.cols; c++) {
+            for (int k = 0; k < B.rows; k++) { edge[c][k / 2] |= (uint32_t)B(k, c).bits << (k % 2 * 16); }
+        }
+        from = transposed(view((const bf16*)edge, TILE, TILE_K));
+    }
+    for (int p = 0; p < TILE; p += LANES) {             // squares of LANES words and columns
+        for (int c = 0; c < TILE; c += LANES) {
+            lanes x[LANES];
+            const bool by_column = from.row_stride == 1;
+            for (int i = 0; i < LANES; i++) {
+                if (by_column) { x[i] = load_words(&from(2 * p, c + i)); continue; }
+                words pairs;
+                for (int e = 0; e < LANES; e++) {
+                    pairs[e] = from(2 * (p + i), c + e).bits | (uint32_t)from(2 * (p + i) + 1, c + e).bits << 16;
+                }
+                x[i] = (lanes)pairs;
+            }
+            if (by_column != Turned) { transpose(x); }
+            uint32_t* to = tile + (Turned ? c * TILE + p : p * TILE + c);
+            for (int i = 0; i < LANES; i++) { memcpy(to + i * TILE, &x[i], sizeof(lanes)); }
+        }
+    }
+}
+
+// How gemm() packs panels and multiplies them by tiles: of each 32 k of a panel first the tile of rows or columns 0 to
+// 15, then that of 16 to 31
+template <class Tiles> struct GemmTiles {
+    static constexpr int ROWS = 2 * TILE, COLUMNS = 2 * TILE;
+    static void begin() { Tiles::begin(); }
+    static void end() { Tiles::end(); }
+    template <bool Turned> static void pack(float* panel, const Matrix<const bf16>& B) {
+        uint32_t* tile = (uint32_t*)panel;
+        for (int k = 0; k < B.rows; k += TILE_K) {
+            for (int c = 0; c < 2 * TILE; c += TILE, tile += TILE * TILE) {
+                pack_tile<Turned>(tile, block(B, k, TILE_K, imin(c, B.cols), TILE));
+            }
+        }
+    }
+    static void pack_rows(float* panel, const Matrix<const bf16>& A_T) { pack<true>(panel, A_T); }
+    static void pack_columns(float* panel, const Matrix<const bf16>& B) { pack<false>(panel, B); }
+    static void multiply(const Matrix<float>& out, const float* a, const float* b, int K) {
+        float edge[ROWS * COLUMNS];                     // a fragment that is not whole
+        const bool whole = out.rows == ROWS && out.cols == COLUMNS;
+        if (!whole) { memset(edge, 0, sizeof(edge)); }
+        const Matrix<float> c = whole ? out : view(edge, ROWS, COLUMNS);
+        for (int m = 0; m < out.rows && !whole; m++) { memcpy(c.row(m), out.row(m), sizeof(float) * out.cols); }
+        Tiles::load(c.data, c.row_stride);
+        for (int k = 0; k < K; k += TILE_K) {           // 512 words per panel
+            Tiles::multiply((const uint32_t*)a + k * TILE, (const uint32_t*)b + k * TILE);
+        }
+        Tiles::store(c.data, c.row_stride);
+        for (int m = 0; m < out.rows && !whole; m++) { memcpy(out.row(m), c.row(m), sizeof(float) * out.cols); }
+    }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the product of whole matrices
+
+// An output with a multiple of this many rows fills its panels
+template <class T> constexpr int GEMM_UNIT_M = std::is_same<T, bf16>::value && AMX_TILES ? 2 * TILE : GEMM_M;
 // gemm() by the panels of Way
 template <class Way, class T>
 inline void gemm_by(const Matrix<float>& out, const Matrix<const T>& A, const Matrix<const T>& B, float* panels) {

@@ -189,10 +189,8 @@ inline Gpu find_gpu(int device = 0) {
 }
 inline std::string gpu_report(const Gpu& g) { return gpu_text(g); }
 #else
-inline Gpu find_gpu([[maybe_unused]] int device = 0) {
-#if defined(SIMT)
-    CUDA_CHECK(cudaSetDevice(device));
-#endif
+inline Gpu find_gpu(int device = 0) {
+    use_device(device);
     return Gpu();
 }
 inline std::string gpu_report(const Gpu&) { return device_description(); }

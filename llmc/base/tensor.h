@@ -9,7 +9,7 @@
 #include <cfloat>
 #include <optional>
 
-#include "rand.h"
+#include "portable.h"
 
 enum class Init { Normal, Uniform, Constant };
 struct InitRule {               // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.
@@ -185,9 +185,7 @@ inline void init_tensors(float* data, Slice part, const TensorTable& table, cons
         const uint64_t stream = checksum(f.name);
         const InitRule rule = f.init.value_or(spec.init);
         const size_t n = f.rows * spec.row_size();
-#if defined(_OPENMP)
-#pragma omp parallel for
-#endif
+        OMP(parallel for)
         for (size_t i = 0; i < n; i++) {
             const float a = rule.a, b = rule.b;
             if (rule.kind == Init::Normal) { out[i] = (float)(a + b * normal01(seed, stream, i)); }

@@ -9,7 +9,6 @@
 #include "../contrastive.cuh"
 #include "../engine/files/outdir.h"
 #include "../engine/text/documents.h"
-#include "../pooling.cuh"
 #include "evaluate.h"
 
 // ids (rows,T) with lengths (rows) -> out (rows,C) float32, on the device: their embeddings

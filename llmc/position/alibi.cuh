@@ -10,7 +10,7 @@
 //                    change at the same rate.
 #pragma once
 
-#include "../base/rand.h"
+#include "../base/portable.h"
 #include "encoding.cuh"
 #include "toeplitz.cuh"
 

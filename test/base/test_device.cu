@@ -6,8 +6,7 @@
 #include <thread>
 
 #include "llmc/base/fastmath.h"
-#include "llmc/base/libm.h"
-#include "llmc/base/rand.h"
+#include "llmc/base/portable.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "test/harness.h"
 
-#include "llmc/pooling.cuh"
+#include "llmc/contrastive.cuh"
 
 template <class R> struct PoolingOracle {
     std::vector<R> out, dinp;

@@ -5,7 +5,7 @@
 
 #include "test/harness.h"
 
-#include "llmc/rows.cuh"
+#include "llmc/embedding.cuh"
 
 // n distinct rows of N, in no order
 inline std::vector<int> some_rows(Random& random, size_t N, size_t n) {
@@ -29,7 +29,7 @@ inline void test_gather_scatter(Random& random, size_t N, size_t n, size_t C) {
     }
     const Array<int> d_rows(rows);
     Array<floatX> out(n * C), dinp(before);
-    gather_rows(out, Array<floatX>(inp), d_rows, n, (int)C, Stream(0));
+    embedding_forward(out, d_rows, Array<floatX>(inp), n, (int)C, Stream(0));
     scatter_rows(dinp, Array<floatX>(dout), d_rows, n, (int)C, Stream(0));
     expect(same_bits(out.host(), want), "gather" + at);
     expect(same_bits(dinp.host(), dwant), "scatter, and the other rows as they were" + at);
@@ -52,7 +52,8 @@ inline void test_add_row(Random& random, size_t N, size_t C) {
     Array<floatX> out(as<floatX>(x));
     Array<float> drow(before), scratch(MAX_SLABS * C);
     add_row(out, Array<floatX>(as<floatX>(row)), N, (int)C, Stream(0));
-    add_row_backward(drow, scratch, Array<floatX>(as<floatX>(dout)), N, (int)C, Stream(0));
+    const Array<floatX> d_dout(as<floatX>(dout));
+    add_row_sums(drow, scratch, view((const floatX*)d_dout, N, C), Stream(0));
     expect(same_bits(out.host(), as<floatX>(want)), "add_row" + at);
     // partial sums of N terms of size 1 are of size sqrt(N), wherever they end
     check_close("drow" + at, drow.host(), row_sums(as<double>(before), as<double>(dout), N), row_sums(before, dout, N),

@@ -58,10 +58,10 @@ TEST_CASE("rows: same bits for any number of threads", "[rows]") {
     const std::vector<float> x = random.normals(N * C);
     check_thread_invariance([&] {
         Array<float> gathered(n * C), scattered(x), added(x), drow(std::vector<float>(C, 0.0f)), scratch(MAX_SLABS * C);
-        gather_rows(gathered, inp, rows, n, (int)C, Stream(0));
+        embedding_forward(gathered, rows, inp, n, (int)C, Stream(0));
         scatter_rows(scattered, dout, rows, n, (int)C, Stream(0));
         add_row(added, row, N, (int)C, Stream(0));
-        add_row_backward(drow, scratch, dout, N, (int)C, Stream(0));
+        add_row_sums(drow, scratch, view((const float*)dout, N, C), Stream(0));
         std::vector<float> all = gathered.host();
         for (const Array<float>* a : {&scattered, &added, &drow}) {
             const std::vector<float> v = a->host();

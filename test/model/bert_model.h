@@ -10,7 +10,6 @@
 
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/rows.cuh"
 #include "llmc/engine/run/banner.h"
 #include "llmc/lab/use_bert.h"
 

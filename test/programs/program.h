@@ -12,7 +12,7 @@
 #include "llmc/engine/run/update.h"
 #include "llmc/engine/run/log.h"
 #include "llmc/engine/json.h"
-#include "llmc/base/rand.h"
+#include "llmc/base/portable.h"
 #include "llmc/engine/files/safetensors.h"
 
 // Flags and values; set() replaces, because a flag given twice is an error. A switch has the value "".

@@ -14,7 +14,7 @@ PLANTS = [
     ("llmc/base/common.h", '#include "../gelu.cuh"\n', "llmc/base may not include llmc/gelu.cuh"),
     ("train_gpt2.cu", '#include "test/catch.h"\n', "outside llmc/"),
     ("llmc/stray/stray.h", "\n", "has no floor"),
-    ("llmc/base/rand.h", "#ifdef __CUDACC__\n#endif\n", "__CUDACC__"),
+    ("llmc/base/portable.h", "#ifdef __CUDACC__\n#endif\n", "__CUDACC__"),
     ("llmc/matmul.cuh", "inline void f() { gelu_kernel<<<1, 2>>>(); }\n", "only launch() starts kernels"),
     ("llmc/engine/run/update.h", "inline void f(int x) { assert(x > 0); }\n", "assert()"),
     ("llmc/engine/run/log.h", "using namespace std;\n", "using namespace"),

@@ -16,7 +16,7 @@
 #include <poll.h>
 #include <sched.h>
 
-#include "llmc/base/rand.h"
+#include "llmc/base/portable.h"
 
 enum ncclResult_t {
     ncclSuccess = 0,

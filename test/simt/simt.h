@@ -35,8 +35,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
-#include "../../llmc/base/bf16.h"
 #include "../../llmc/base/common.h"
+#include "../../llmc/base/host.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define SIMT_ASAN 1
@@ -85,6 +85,7 @@ template <class To, class From> To simt_bits(From x) {
 inline unsigned __float_as_uint(float x) { return simt_bits<unsigned>(x); }
 inline float __uint_as_float(unsigned x) { return simt_bits<float>(x); }
 
+using bf16 = HostBf16;
 using __nv_bfloat16 = bf16;
 
 #include "simt_fibers.h"

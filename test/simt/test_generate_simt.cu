@@ -1,8 +1,5 @@
 // test_generate_simt.cu -- a recorded step (StepGraph), and the CUDA trainer's generation with it and without: the same
 // bits.
-#if defined(SIMT)
-#define MATMUL_CUBLASLT 1
-#endif
 #define main static __attribute__((unused)) train_gpt2_main      // not called: its program is not compiled
 #include "train_gpt2.cu"
 #undef main

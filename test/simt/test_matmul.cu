@@ -1,8 +1,5 @@
 // test_matmul.cu -- the products of a CUDA build, by the portable kernel and by cuBLASLt: the library itself on a GPU,
 // and on the emulator its stand-in cublasLt.h, which records its calls.
-#if defined(SIMT)
-#define MATMUL_CUBLASLT 1
-#endif
 #include "llmc/matmul.cuh"
 #include "test/simt/kernel_test.h"
 

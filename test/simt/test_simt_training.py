@@ -152,7 +152,7 @@ class Training(WithText):
         nothing, gelu = planned(10 ** 10, "--recompute", "0")[1], planned(10 ** 10, "--recompute", "1")[1]
         self.assertLess(gelu, 0.95 * nothing)
         self.assertEqual(planned(10 ** 10), (0, nothing))
-        workspace = 128 << 20                                               # LT_WORKSPACE, which no array may have
+        workspace = 128 << 20                                           # MATMUL_WORKSPACE, which no array may have
         self.assertEqual(planned(int(1.05e6 * nothing) + workspace), (1, gelu))     # a tenth is left free
 
     def test_accumulation_and_recompute(self):

@@ -1,5 +1,5 @@
 // From text to ids and back: merges and pieces, every kind of tokenizer file, and bad files are refused.
-#include "llmc/base/rand.h"
+#include "llmc/base/portable.h"
 #include "test/fuzz/fuzz_tokenizer.cu"
 #include "test/catch.h"
 #include "test/files.h"

@@ -1,5 +1,5 @@
 // UTF-8, the classes of characters and their folded forms, and text cut into words as GPT-2 and BERT cut it.
-#include "llmc/base/rand.h"
+#include "llmc/base/portable.h"
 #include "llmc/engine/text/words.h"
 #include "test/files.h"
 #include "test/sha256.h"

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../../base/libm.h"
+#include "../../base/portable.h"
 #include "../json.h"
 
 // ----------------------------------------------------------------------------------------------------------

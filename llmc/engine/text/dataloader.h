@@ -27,7 +27,7 @@
 #include <fnmatch.h>
 
 #include "../../base/common.h"
-#include "../../base/rand.h"
+#include "../../base/portable.h"
 
 constexpr int SHARD_HEADER_BYTES = 1024;
 constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
