@@ -148,7 +148,7 @@ def lines(stage):
 
 
 def compile_all(stage, visit):
-    patterns = "Makefile train_*.cu dev/gpu_* llmc/**/*.*h test/*.* test/layers/*.h test/simt/*.* test/ranks/*.cu".split()
+    patterns = "Makefile train_*.cu dev/gpu_* llmc/**/*.*h test/*.* test/*/*.h test/simt/*.cu test/ranks/*.cu".split()
     names = sorted(name for pattern in patterns for name in glob.glob(pattern, recursive=True))
     sources = hashlib.sha256(b"".join(name.encode() + pathlib.Path(name).read_bytes() for name in names)).hexdigest()
 

@@ -179,7 +179,7 @@ void check_close(const std::string& name, const std::vector<T>& got, const std::
     const double unit = std::max(largest_difference(plain, want), FLT_EPSILON / 2 * std::max(largest(want), scale));
     double worst = got.size() == want.size() && !want.empty() ? 0 : INFINITY;
     for (size_t i = 0; i < want.size() && worst < INFINITY; i++) {
-        const double half_ulp = sizeof(T) == 2 ? std::ldexp(1.0, std::ilogb(want[i]) - 8) : 0.0;
+        const double half_ulp = sizeof(T) == 2 ? std::ldexp(1.0, std::max(std::ilogb(want[i]), -126) - 8) : 0.0;
         const double off = std::fabs(as_double(got[i]) - want[i]) - half_ulp;
         worst = off <= DBL_MAX ? std::max(worst, off) : INFINITY;
     }
