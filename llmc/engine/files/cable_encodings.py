@@ -368,6 +368,12 @@ def add_position(x, position, config):
     return factor * x + (float(encoding["scale"]) * sinusoids(position, config.n_embd)).to(x.dtype)
 
 
+# the module of an encoding that has parameters or constants of its own, and its name in a layer
+MODULES = {**dict.fromkeys(CABLES, ("cable", Cable)), **dict.fromkeys(GRAPES, ("grape", Grape)),
+           **dict.fromkeys(("kerple", "kerple_power"), ("kerple", Kerple)), "bam": ("bam", Bam), "fire": ("fire", Fire),
+           **dict.fromkeys(("alibi", "alibi_trained", "alibi_random"), ("alibi", Alibi)), "cope": ("cope", Cope)}
+
+
 class EncodedAttention(nn.Module):
     """a layer's encodings: their parameters, and what they add to the scores"""
     def __init__(self, config, index):
@@ -380,20 +386,9 @@ class EncodedAttention(nn.Module):
         self.scale = 1.0 / math.sqrt(config.n_embd // config.n_head)
         if self.name == "t5_clip" and config.position["scale"] == "C":
             self.scale = 1.0 / math.sqrt(config.n_embd)
-        if self.name in CABLES:
-            self.cable = Cable(config)
-        elif self.name in GRAPES:
-            self.grape = Grape(config)
-        elif self.name.startswith("kerple"):
-            self.kerple = Kerple(config)
-        elif self.name == "bam":
-            self.bam = Bam(config)
-        elif self.name.startswith("alibi"):
-            self.alibi = Alibi(config)
-        elif self.name == "fire":
-            self.fire = Fire(config)
-        elif self.name == "cope":
-            self.cope = Cope(config)
+        if self.name in MODULES:
+            attribute, module = MODULES[self.name]
+            setattr(self, attribute, module(config))
         elif self.name == "t5_clip" and config.position["layers"] == "own":
             self.t5 = t5_table(config)
 
@@ -407,14 +402,10 @@ class EncodedAttention(nn.Module):
             return self.cable.bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
         if self.name in GRAPES:
             return -(g[..., :, None] + S_col[..., None, :]).to(dtype) * d.abs()[:, None]
-        if self.name.startswith("kerple"):
-            return self.kerple(d)
-        if self.name == "bam":
-            return self.bam(d)
         if self.name == "fire":
             return self.fire(row, column)
-        if self.name.startswith("alibi"):
-            return self.alibi(d)
+        if self.name.startswith(("kerple", "bam", "alibi")):
+            return getattr(self, MODULES[self.name][0])(d)
         if self.name == "sandwich":
             return sandwich_bias(d, self.config.n_head, int(position["d"])).to(dtype)
         if self.name == "t5":

@@ -1,7 +1,4 @@
-#if 0   // lines that begin so are C++'s; in a checkpoint's cable_hf.py the encodings come before this file
-from cable_encodings import *
-#endif
-R"py("""  # Python skips this line; C++ begins a raw string here: the trainers write this file beside each checkpoint.
+R"py("""  # Python skips this line; C++ begins a raw string here. The names of cable_encodings.py stand before it.
 """cable_hf.py -- the models of cable.c for the transformers library (4.40 or later): GPT-2 and BERT with any encoding.
 
 It lies beside the weights in a checkpoint, whose config.json names it, so that on any machine
@@ -58,15 +55,23 @@ def check_base(rope_theta, position):
         raise ValueError(f"config.json: rope_theta: expected {base}, which position has, got {rope_theta}")
 
 
-def with_rope(config):
-    """a configuration to be written: `stretch` is our name for it in memory, as the library changes what is called
-    rope_scaling; rope_theta repeats what the encoding has; encoding_version says which formulas these are"""
-    stretch, base = config.pop("stretch", None), base_of(config["position"])
-    config = {**config, "encoding_version": 2, **({"rope_scaling": stretch} if stretch else {})}
-    return config if base is None else {**config, "rope_theta": base}
+class EncodedConfig(PretrainedConfig):
+    def take_encoding(self, position, rope_scaling, rope_theta, window, sinks):
+        self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
+        self.stretch = renamed(rope_scaling)
+        self.position = check_position(position or {"name": "cable"}, self.stretch)
+        check_base(rope_theta, self.position)
+
+    def to_dict(self):
+        """a configuration to be written: `stretch` is our name for it in memory, as the library changes what is called
+        rope_scaling; rope_theta repeats what the encoding has; encoding_version says which formulas these are"""
+        config = super().to_dict()
+        stretch, base = config.pop("stretch", None), base_of(config["position"])
+        config = {**config, "encoding_version": 2, **({"rope_scaling": stretch} if stretch else {})}
+        return config if base is None else {**config, "rope_theta": base}
 
 
-class CableConfig(PretrainedConfig):
+class CableConfig(EncodedConfig):
     """GPT-2 with an encoding of cable.c"""
     model_type = "cable"
     keys_to_ignore_at_inference = [CACHE]
@@ -79,11 +84,8 @@ class CableConfig(PretrainedConfig):
                  vocab_softmax="used", window=0, sinks=0, document_mask=None, rope_theta=None, **rest):
         self.n_layer, self.n_head, self.n_embd = n_layer, n_head, n_embd
         self.vocab_size, self.n_positions = vocab_size, n_positions
-        self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.document_mask = document_mask          # the token that begins a document, beyond which no query sees
-        self.stretch = renamed(rope_scaling)
-        self.position = check_position(position or {"name": "cable"}, self.stretch)
-        check_base(rope_theta, self.position)
+        self.take_encoding(position, rope_scaling, rope_theta, window, sinks)
         self.layer_norm_epsilon, self.vocab_softmax = layer_norm_epsilon, vocab_softmax
         if vocab_softmax not in ("used", "padded"):
             raise ValueError(f"config.json: vocab_softmax: expected used or padded, got {vocab_softmax!r}")
@@ -93,11 +95,8 @@ class CableConfig(PretrainedConfig):
         self.use_cache = use_cache
         super().__init__(**rest)
 
-    def to_dict(self):
-        return with_rope(super().to_dict())
 
-
-class CableBertConfig(PretrainedConfig):
+class CableBertConfig(EncodedConfig):
     """BERT with an encoding of cable.c"""
     model_type = "cable_bert"
     attribute_map = {"n_embd": "hidden_size", "n_head": "num_attention_heads", "n_layer": "num_hidden_layers",
@@ -113,19 +112,13 @@ class CableBertConfig(PretrainedConfig):
         self.max_position_embeddings = max_position_embeddings
         self.vocab_size, self.type_vocab_size = vocab_size, type_vocab_size
         self.hidden_act, self.layer_norm_eps = hidden_act, layer_norm_eps
-        self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
-        self.stretch = renamed(rope_scaling)
-        self.position = check_position(position or {"name": "cable"}, self.stretch)
-        check_base(rope_theta, self.position)
+        self.take_encoding(position, rope_scaling, rope_theta, window, sinks)
         turns = self.position.get("layers", [[self.position]])
         if isinstance(turns, list) and any(part["name"] == "cope" for layer in turns for part in layer):
             raise ValueError("config.json: position cope: expected a causal model")
         if hidden_act != "gelu":
             raise ValueError(f"config.json: hidden_act: expected gelu, got {hidden_act!r}")
         super().__init__(pad_token_id=pad_token_id, **rest)
-
-    def to_dict(self):
-        return with_rope(super().to_dict())
 
 
 class Rows:

@@ -184,20 +184,16 @@ struct Safetensors {
               shape_text(shape).c_str(), shape_text(e.shape).c_str());
         read_elements(e, out, 0, e.elements);
     }
-    // whole tensors of integers, which are not converted
-    std::vector<int32_t> read_i32(const std::string& name) const { return read_integers<int32_t>(name, "I32"); }
-    std::vector<int64_t> read_i64(const std::string& name) const { return read_integers<int64_t>(name, "I64"); }
-
-private:
-    template <class T> std::vector<T> read_integers(const std::string& name, const char* dtype) const {
+    // a whole tensor of integers
+    std::vector<int32_t> read_i32(const std::string& name) const {
         const SafetensorsEntry& e = entry(name);
-        check(e.dtype == dtype, "%s: %s: expected %s, got %s", file.path.c_str(), name.c_str(), dtype,
-              e.dtype.c_str());
-        std::vector<T> out(e.elements);
+        check(e.dtype == "I32", "%s: %s: expected I32, got %s", file.path.c_str(), name.c_str(), e.dtype.c_str());
+        std::vector<int32_t> out(e.elements);
         file.read(out.data(), e.bytes, e.offset);
         return out;
     }
 
+private:
     // One value of the header, {"dtype", "shape", "data_offsets"}; where the tensor lies is checked by check_layout().
     SafetensorsEntry read_entry(const std::string& name, const Json& j) const {
         const std::string what = file.path + ": tensor " + name.substr(0, 200);
