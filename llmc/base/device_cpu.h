@@ -77,7 +77,7 @@ constexpr int MICRO_M = LANES == 16 ? 8 : 4;            // AVX-512: 16 of the 32
 constexpr int MICRO_N = 2;
 #define BLOCK_LOCAL thread_local                        // a variable of each running block
 typedef float lanes __attribute__((vector_size(4 * LANES)));
-typedef uint32_t words __attribute__((vector_size(4 * LANES)));
+typedef uint32_t lane_words __attribute__((vector_size(4 * LANES)));
 // memcpy, because p need not be aligned; it compiles to one unaligned load or store
 __forceinline__ lanes load_lanes(const float* p) {
     lanes v;
@@ -88,7 +88,7 @@ __forceinline__ lanes load_lanes(const bf16* p) {
     typedef uint16_t halves __attribute__((vector_size(2 * LANES)));
     halves h;
     memcpy(&h, p, sizeof(h));
-    return (lanes)(__builtin_convertvector(h, words) << 16);
+    return (lanes)(__builtin_convertvector(h, lane_words) << 16);
 }
 __forceinline__ void store_lanes(float* p, lanes v) { memcpy(p, &v, sizeof(v)); }
 // a * b + c in each lane, rounded once

@@ -42,7 +42,7 @@ template <class T> inline lanes load_words(const T* p) { return load_lanes((cons
 // Element E of each word, as float32
 template <class T, int E> inline lanes element(lanes x) {
     if constexpr (sizeof(T) == sizeof(float)) { return x; }
-    return (lanes)(E == 0 ? (words)x << 16 : (words)x & 0xffff0000u);
+    return (lanes)(E == 0 ? (lane_words)x << 16 : (lane_words)x & 0xffff0000u);
 }
 // The lanes I of a and b, where b's are counted after a's
 template <int... I> inline lanes choose_lanes(lanes a, lanes b) {
@@ -310,7 +310,7 @@ template <bool Turned> inline void pack_tile(uint32_t* tile, const Matrix<const 
             const bool by_column = from.row_stride == 1;
             for (int i = 0; i < LANES; i++) {
                 if (by_column) { x[i] = load_words(&from(2 * p, c + i)); continue; }
-                words pairs;
+                lane_words pairs;
                 for (int e = 0; e < LANES; e++) {
                     pairs[e] = from(2 * (p + i), c + e).bits | (uint32_t)from(2 * (p + i) + 1, c + e).bits << 16;
                 }
