@@ -86,21 +86,27 @@ TRAINERS := train_gpt2 train_bert
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## the trainers, with nvcc for CUDA too
 	@$(if $(NVCC),true,echo "no nvcc found: the CUDA builds ($(TRAINERS:%=%cu)) were left out")
 
-# Kernels are objects of their own, for all trainers of a precision: these layers, bodies included. Other objects see
-# only the declarations (base/device.h).
-KERNELS := rows product
-rows_LAYERS := adamw classifier embedding gelu layernorm
-product_LAYERS := contrastive                   # and matmul
-$(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(BF16) -DKERNELS_HERE $(patsubst %,-include llmc/%.cuh,$($(*F)_LAYERS)) \
-	    -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
+# Kernels are objects of their own, for all trainers of a precision. Other objects see only the declarations of their
+# launchers (base/device.h).
+KERNELS := rows product encodings causal bidirectional heads
+# Each defines the launchers of the headers after emit.h, and may use those before it.
+rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
+product := base/matrix.cuh base/emit.h contrastive.cuh          # and matmul.cuh
+encodings := base/matrix.cuh base/emit.h position/table.h
+causal := position/table.h base/emit.h attention/decode.cuh     # and choose.cuh
+bidirectional := position/table.h base/emit.h attention/choose.cuh
+heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.h
+$(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
+	    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
 # The objects of the other precision stay where they are; a trainer is only linked. Of a function that several objects
 # have the linker takes the first, so the kernels come first.
-$(TRAINERS): %: $(KERNELS:%=$(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o) \
-    $(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o $(B)/commit.o $(B)/precision.flags
+PARTS_train_gpt2 := rows product encodings causal heads train_gpt2
+PARTS_train_bert := rows product encodings bidirectional heads train_bert
+$(foreach t,$(TRAINERS),$(eval $t: $(PARTS_$t:%=$(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o))\
+    $(eval $(B)/bf16/$t: $(PARTS_$t:%=$(B)/bf16/%.o)))
+$(TRAINERS) $(TRAINERS:%=$(B)/bf16/%): $(B)/commit.o $(B)/precision.flags
 	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
-$(TRAINERS:%=$(B)/bf16/%): %: $(KERNELS:%=$(B)/bf16/%.o) %.o $(B)/commit.o
-	$(CXX) $^ -o $@ $(CPU_LIBS) $(MPI_LIBS)
 # for --help; its own object, so that a commit links the trainers and compiles nothing
 $(B)/commit.o: $(B)/commit.flags
 	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@

@@ -14,7 +14,6 @@
 
 #include "position/encoding.cuh"
 
-constexpr int CABLE_CHUNK = 128;
 
 // What b is of z, and db/dz
 enum class CableStep { Relu, Softplus, Tanh };

@@ -8,27 +8,49 @@
 // The last two skip tiles that the bias has zeroed, except the portable ones on a GPU (choose_gpu.cuh, choose_cpu.cuh).
 #pragma once
 
-#include "../attention.cuh"
 #include "../position/table.h"
+#include "visits.cuh"
 
-// The form of the bias of one encoding
-inline FlashBias find_flash_bias(const EncodingConfig& encoding) {
-    FlashBias kind = FlashBias::Unknown;
-    with_position_type(encoding, [&](auto type) {
-        kind = BiasOf<typename decltype(type)::type>::flash;
-    });
-    return kind;
+// floats of scratch that attention_forward needs
+size_t attention_forward_scratch(int B, int T, int NH);
+// out (B,T,C), lse (B,NH,v.stride) or null, qkv (B,v.stride,OC) with q | k | v | the encoding's columns in a row,
+// prepared by it. Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes
+// the bits of other rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
+template <bool Causal>
+void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
+                       int t0, Stream stream);
+// floats of scratch that attention_backward needs
+size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS);
+// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
+// dqkv after v.kv_len become 0, and those of qkv and dout, which must be finite on the tensor cores, add nothing to any
+// sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
+template <bool Causal>
+void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
+                        const float* lse, const PositionView& v, int B, int T, Stream stream);
+
+// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs a GPU about what it
+// saves.
+constexpr int TILE_SKIP_T = 2048;
+inline bool skips_tiles(int T, const PositionView& v) {
+    return flash_skips(encoding_traits(*v.config).form) && T >= TILE_SKIP_T && v.run->tile_skip != TileSkip::Off;
 }
+// in units of log2: how far below the row's largest logit a skipped one is
+inline float tile_skip_tau(int T, TileSkip skip) {
+    return skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
+}
+// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
+// of a batch, from its scratch. 1 if nothing could be skipped, and with a mask, which hides other tiles.
+double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream);
 
 // The encoding whose bias the tensor-core kernels do not know, or not beside ssmax; "" if they know all
 inline std::string unknown_bias(const PositionConfig& position) {
     std::string name;
     for (const std::vector<int>& layer : position.pattern) {
         bool scaled = false;
-        for (int part : layer) { scaled = scaled || (position_hooks(position.parts[(size_t)part]) & SCALES_Q) != 0; }
+        for (int part : layer) { scaled |= (encoding_traits(position.parts[(size_t)part]).hooks & SCALES_Q) != 0; }
         for (int part : layer) {
             const EncodingConfig& c = position.parts[(size_t)part];
-            const FlashBias kind = find_flash_bias(c);
+            const FlashBias kind = encoding_traits(c).form;
             const bool inside = kind == FlashBias::LogDistance && !c.values.empty() && c.value("weight") == 1;
             if (kind == FlashBias::Unknown || (scaled && !flash_takes_factor(kind, inside))) { name = c.name; }
         }
@@ -36,16 +58,13 @@ inline std::string unknown_bias(const PositionConfig& position) {
     return name;
 }
 
-// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs a GPU about what it
-// saves.
-constexpr int TILE_SKIP_T = 2048;
-inline bool skips_tiles(FlashBias kind, int T, const PositionView& v) {
-    return flash_skips(kind) && T >= TILE_SKIP_T && v.run->tile_skip != TileSkip::Off;
-}
-// in units of log2: how far below the row's largest logit a skipped one is
-inline float tile_skip_tau(int T, TileSkip skip) {
-    return skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
-}
+// Which kernels a model's attention runs on, for the banner
+std::string attention_description(const PositionConfig& position, int HS);
+// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes
+void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit);
+
+#if !defined(KERNELS_ELSEWHERE)
+#include "../attention.cuh"
 
 #if defined(CUDA_BUILD)
 #include "choose_gpu.cuh"
@@ -53,15 +72,8 @@ inline float tile_skip_tau(int T, TileSkip skip) {
 #include "choose_cpu.cuh"
 #endif
 
-// ----------------------------------------------------------------------------------------------------------
-// forward
+LAUNCHER size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
 
-// floats of scratch that attention_forward needs
-inline size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
-
-// out (B,T,C), lse (B,NH,v.stride) or null, qkv (B,v.stride,OC) with q | k | v | the encoding's columns in a row,
-// prepared by it. Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes
-// the bits of other rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
@@ -75,19 +87,6 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
     });
 }
 
-// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
-// of a batch, from its scratch. 1 if nothing could be skipped, and with a mask, which hides other tiles.
-inline double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
-    if (v.mask.exists() || !skips_tiles(find_flash_bias(*v.config), T, v)) { return 1.0; }
-    return chosen_share(scratch, v, T, stream);
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// backward
-
-// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
-// dqkv after v.kv_len become 0, and those of qkv and dout, which must be finite on the tensor cores, add nothing to any
-// sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
@@ -104,11 +103,19 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
     });
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// before the work
+#if defined(KERNELS_HERE)
+template void attention_forward<CAUSAL>(floatX*, float*, float*, const floatX*, const PositionView&, int, int, int,
+                                        Stream);
+template void attention_backward<CAUSAL>(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*,
+                                         const PositionView&, int, int, Stream);
+#endif
 
-// Which kernels a model's attention runs on, for the banner
-inline std::string attention_description(const PositionConfig& position, int HS) {
+LAUNCHER double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
+    if (v.mask.exists() || !skips_tiles(T, v)) { return 1.0; }
+    return chosen_share(scratch, v, T, stream);
+}
+
+LAUNCHER std::string attention_description(const PositionConfig& position, int HS) {
     if (!ON_GPU || sizeof(floatX) == sizeof(float)) { return strprintf("portable kernels, float32, head size %d", HS); }
     if (uses_flash(position, HS)) { return "tensor-core kernels, bf16"; }
     const char* slow = "its products run in float32, without the tensor cores";
@@ -121,8 +128,7 @@ inline std::string attention_description(const PositionConfig& position, int HS)
                      "divides, not %d: %s", HS, slow);
 }
 
-// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes.
-inline void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
+LAUNCHER void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit) {
     if (uses_flash(position, HS)) { return; }
     auto wanted = [&](int size) {
         AttentionDims dims = {};
@@ -135,3 +141,4 @@ inline void check_head_size(const PositionConfig& position, int HS, bool trains,
           "heads of %d need %s in the portable attention: at most %d fit; use more heads",
           format_bytes((double)limit).c_str(), HS, format_bytes((double)wanted(HS)).c_str(), most);
 }
+#endif

@@ -78,7 +78,7 @@ void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Po
     constexpr FlashBias Kind = BiasOf<Position>::flash;
     if constexpr (Causal && flash_skips(Kind)) {
         const int whole = position.v.decodes ? dims.T : dims.stride;    // tokens of the prompt, or of the whole window
-        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(Kind, whole, position.v)) { return; }
+        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(whole, position.v)) { return; }
         int* first_key = (int*)scratch;
         float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
         const float tau = 0.693147181f * tile_skip_tau(whole, position.v.run->tile_skip);
@@ -92,7 +92,7 @@ void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Po
 inline bool uses_flash(const PositionConfig&, int) { return false; }
 template <bool Causal, class... Arguments> bool choose_forward(const Arguments&...) { return false; }
 template <bool Causal, class... Arguments> bool choose_backward(const Arguments&...) { return false; }
-inline size_t attention_backward_scratch(const PositionConfig&, int B, int T, int NH, int HS) {
+LAUNCHER size_t attention_backward_scratch(const PositionConfig&, int B, int T, int NH, int HS) {
     return portable_attention_backward_scratch(B, T, NH, HS) + tile_skip_scratch(B, T, NH);
 }
 // see live_tile_share

@@ -36,7 +36,7 @@ inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * N
 template <bool Causal, FlashBias Kind>
 void choose_tiles(FlashArgs& args, float* scratch, const PositionView& v, Stream stream) {
     if constexpr (flash_skips(Kind)) {
-        if (scratch == nullptr || !skips_tiles(Kind, args.T, v)) { return; }
+        if (scratch == nullptr || !skips_tiles(args.T, v)) { return; }
         float* key_norm = scratch + tile_skip_scratch(args.B, args.T, args.NH) / 2;     // after the spans
         args.span = (const FlashSpan*)scratch;
         flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, v.run->tile_skip), stream);
@@ -84,10 +84,10 @@ bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const flo
 template <bool Causal, class Position>
 void skip_tiles(AttentionDims&, float*, const floatX*, const Position&, int, Stream) {}
 
-inline size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
+LAUNCHER size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size
     for (const EncodingConfig& c : position.parts) {
-        const FlashBias kind = find_flash_bias(c);
+        const FlashBias kind = encoding_traits(c).form;
         if (kind == FlashBias::Unknown) { continue; }
         floats = std::max(floats, flash_backward_scratch(kind, B, T, NH) + tile_skip_scratch(B, T, NH));
     }
@@ -95,7 +95,7 @@ inline size_t attention_backward_scratch(const PositionConfig& position, int B, 
 }
 // see live_tile_share
 inline double chosen_share(const float* scratch, const PositionView& v, int T, Stream stream) {
-    const FlashBias kind = find_flash_bias(*v.config);
+    const FlashBias kind = encoding_traits(*v.config).form;
     const bool known = flash_exists(kind) && (v.factor == nullptr || flash_takes_factor(kind, false));
     if (!known || !flash_head_size(v.HS)) { return 1.0; }
     std::vector<FlashSpan> span((size_t)v.NH * ceil_div(T, FLASH_TILE));

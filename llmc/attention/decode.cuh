@@ -22,6 +22,47 @@
 
 #include "choose.cuh"
 
+// floats of scratch that attention_decode needs at any t0 < stride
+inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
+    return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
+}
+
+// out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
+// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
+// its sums.
+void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
+                      Stream stream);
+
+// floats of scratch that attention needs
+inline size_t attention_scratch(int B, int stride, int NH, int HS) {
+    return std::max(attention_forward_scratch(B, stride, NH), attention_decode_scratch(B, stride, NH, HS));
+}
+// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes the
+// kernels below.
+inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
+                      Start start, Stream stream) {
+    if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
+    attention_forward<true>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
+}
+
+// qkv (stride,OC): row (OC) becomes its row at `start`
+void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream);
+// Where a layer's product writes the rows of qkv (B,stride,OC) of a forward's tokens. In a recorded step the address of
+// its result would be recorded, so the row is made in newqkv (OC), and store() copies it to its place.
+struct QkvRows {
+    floatX *qkv, *rows;
+    Start start;
+    int OC;
+
+    template <class Pointers>
+    QkvRows(const Pointers& a, int layer, Start start, int OC)
+        : qkv(a.qkv(layer)), rows(start.recorded() ? a.newqkv() : qkv + (size_t)start.t0 * OC), start(start), OC(OC) {}
+    void store(Stream stream) const {
+        if (start.recorded()) { decode_store(qkv, rows, start, OC, stream); }
+    }
+};
+
+#if !defined(KERNELS_ELSEWHERE)
 constexpr int DECODE_THREADS = 128;
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * WAYS : 8;      // elements of a row that are loaded together
@@ -267,16 +308,8 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     }
 }
 
-// floats of scratch that attention_decode needs at any t0 < stride
-inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
-    return (size_t)B * NH * ceil_div(stride, DECODE_SPLIT) * (HS + 2);
-}
-
-// out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
-// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
-// its sums.
-inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
-                             Stream stream) {
+LAUNCHER void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B,
+                               Start start, Stream stream) {
     const int BNH = B * v.NH;
     // a recording serves all later tokens: it has the blocks that the last one needs
     const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
@@ -293,34 +326,12 @@ inline void attention_decode(floatX* out, const floatX* qkv, float* scratch, con
     launch(attention_decode_combine_kernel, grid, out, scratch, start, v.HS);
 }
 
-// floats of scratch that attention needs
-inline size_t attention_scratch(int B, int stride, int NH, int HS) {
-    return std::max(attention_forward_scratch(B, stride, NH), attention_decode_scratch(B, stride, NH, HS));
-}
-// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes the
-// kernels above.
-inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
-                      Start start, Stream stream) {
-    if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
-    attention_forward<true>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
-}
-
 static __global__ void decode_store_kernel(floatX* qkv, const floatX* row, Start start, int OC) {
     const GridSpan s = grid_span((size_t)OC);
     qkv += (size_t)start.position() * OC;
     for (size_t c = s.begin; c < s.end; c += s.step) { qkv[c] = row[c]; }
 }
-// Where a layer's product writes the rows of qkv (B,stride,OC) of a forward's tokens. In a recorded step the address of
-// its result would be recorded, so the row is made in newqkv (OC), and store() copies it to its place.
-struct QkvRows {
-    floatX *qkv, *rows;
-    Start start;
-    int OC;
-
-    template <class Pointers>
-    QkvRows(const Pointers& a, int layer, Start start, int OC)
-        : qkv(a.qkv(layer)), rows(start.recorded() ? a.newqkv() : qkv + (size_t)start.t0 * OC), start(start), OC(OC) {}
-    void store(Stream stream) const {
-        if (start.recorded()) { launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, rows, start, OC); }
-    }
-};
+LAUNCHER void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream) {
+    launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, row, start, OC);
+}
+#endif

@@ -45,13 +45,9 @@ constexpr bool ON_GPU = false;
 #endif
 
 // A layer's header begins with the declarations of its launchers. Kernels and launchers follow, and `make` compiles
-// them as objects of their own (KERNELS_HERE). Programs that are linked with these see only the declarations
+// them as objects of their own (emit.h). Programs that are linked with these see only the declarations
 // (KERNELS_ELSEWHERE), so that an edit of a kernel compiles one small object. Without either, all is in one place.
-#if defined(KERNELS_HERE)
-#define LAUNCHER inline __attribute__((used))
-#else
 #define LAUNCHER inline
-#endif
 
 // What parameters and activations are stored as: make PRECISION=BF16 or FP32; without it bf16 on a GPU and float32 on a
 // CPU. Sums are float32 everywhere.

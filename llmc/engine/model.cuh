@@ -298,16 +298,9 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
         v.layer = (int)(std::find(tensors.layers.begin(), tensors.layers.end(), layer) - tensors.layers.begin());
         v.first_param = model.first_position_param + tensors.first_param;
         v.first_act = tensors.first_act;
-        with_position(v, [&](const auto& encoding) { common.score_factor *= encoding.score_factor(v.stride); });
+        common.score_factor *= score_factor(v);
     }
     PositionView &scale = all.views[0], &bias = all.views[(size_t)all.count - 1];
-    if ((position_hooks(*bias.config) & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) {
-        with_position(scale, [&](const auto& encoding) {
-            if constexpr (encoding.hooks == SCALES_Q) {
-                bias.factor = encoding.factors;
-                bias.moment = scale.moment = encoding.moments;
-            }
-        });
-    }
+    if ((encoding_traits(*bias.config).hooks & (ADDS_BIAS | COUNTS_GATES)) == ADDS_BIAS) { share_factors(bias, scale); }
     return all;
 }

@@ -21,13 +21,13 @@ constexpr int HEAD_SINKS = 16;                  // keys whose weights are summed
 // The kernel's sums for one (batch, head): these, and then the weight at each distance, (T)
 enum HeadSum { ENTROPY_SUM, LIVE_SUM, SINK_SUMS, DISTANCE_SUMS = SINK_SUMS + HEAD_SINKS };
 
-inline size_t head_sums_shared(const AttentionDims& dims) {
-    const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
-    return sizeof(float) * (tile * dims.HS + tile * width + tile * tile + 2 * tile);
-}
+// The sums of a layer's heads over windows of T tokens, of which lengths[b] count: sums (B*NH,DISTANCE_SUMS+T), live
+// (B*NH,ceil(T/LIVE_TILE)), qkv (B,T,OC) after the encoding's prepare_forward, lse (B,NH,T) from attention_forward
+void head_sums(double* sums, float* live, const floatX* qkv, const float* lse, const PositionView& layer,
+               const int* lengths, int B, int T, Stream stream);
 
-// sums (B*NH,DISTANCE_SUMS+stride), live (B*NH,ceil(stride/LIVE_TILE)), qkv (B,stride,OC), lse (B,NH,stride). One block
-// per (batch, head), so that every sum has one writer and one order; of one thread, as only a CPU runs it.
+#if !defined(KERNELS_ELSEWHERE)
+// One block per (batch, head), so that every sum has one writer and one order; of one thread, as only a CPU runs it.
 template <bool Causal, class Bias>
 __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, const float* lse, Bias bias,
                                  AttentionDims dims, float least) {
@@ -103,6 +103,24 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
     }
 }
 
+LAUNCHER void head_sums([[maybe_unused]] double* sums, [[maybe_unused]] float* live, [[maybe_unused]] const floatX* qkv,
+                        [[maybe_unused]] const float* lse, const PositionView& layer, const int* lengths, int B, int T,
+                        Stream stream) {
+    with_position(layer, [&](auto position) {
+        AttentionDims dims = attention_dims(position, T, 0);
+        dims.kv_len = lengths;
+        const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
+        const size_t shared = sizeof(float) * (tile * dims.HS + tile * width + tile * tile + 2 * tile);
+        const Grid grid((size_t)B * layer.NH, ATTENTION_THREADS, shared, stream);
+        if constexpr (!ON_GPU) {
+            using Bias = BiasOf<decltype(position)>;
+            const auto kernel = layer.causal ? head_sums_kernel<true, Bias> : head_sums_kernel<false, Bias>;
+            launch(kernel, grid, sums, live, qkv, lse, position.bias(), dims, 0x1p-24f / (float)T);
+        }
+    });
+}
+#endif
+
 // Smallest, largest and mean of the added values
 struct ValueRange {
     double least = INFINITY, most = -INFINITY;
@@ -159,27 +177,12 @@ template <bool Causal> struct HeadWatch {
         : NH(NH), T(T), heads((size_t)L * NH, HeadStatistics(T)), sums((size_t)B * NH * (DISTANCE_SUMS + T)),
           live((size_t)B * NH * ceil_div(T, LIVE_TILE)) {}
 
-    // Adds the results of layer l for B windows of T tokens, where only the first lengths[b] count: qkv (B,T,OC) after
-    // the encoding's prepare_forward, and lse (B,NH,T) from attention_forward.
-    void add([[maybe_unused]] int l, const PositionView& layer, [[maybe_unused]] const floatX* qkv,
-             [[maybe_unused]] const float* lse, int B, [[maybe_unused]] const int* lengths,
-             [[maybe_unused]] Stream stream) {
-        with_position(layer, [&](auto position) {
-            if constexpr (!ON_GPU) {
-                const auto bias = position.bias();
-                using Bias = std::decay_t<decltype(bias)>;
-                AttentionDims dims = attention_dims(position, T, 0);
-                dims.kv_len = lengths;
-                const float least = 0x1p-24f / (float)T;
-                const Grid grid((size_t)B * NH, ATTENTION_THREADS, head_sums_shared(dims), stream);
-                launch(head_sums_kernel<Causal, Bias>, grid, sums.data(), live.data(), qkv, lse, bias, dims, least);
-                if constexpr (std::is_base_of_v<CableBias, Bias>) {
-                    FlashBiasArgs args = {};
-                    bias.fill(args);
-                    add_ranges(l, args, B, lengths);
-                }
-            }
-        });
+    // Adds the results of layer l, from what head_sums takes.
+    void add(int l, const PositionView& layer, const floatX* qkv, const float* lse, int B, const int* lengths,
+             Stream stream) {
+        head_sums(sums.data(), live.data(), qkv, lse, layer, lengths, B, T, stream);
+        const FlashBiasArgs args = bias_arrays(layer);
+        if (args.S_offset != nullptr) { add_ranges(l, args, B, lengths); }
         for (int bh = 0; bh < B * NH; bh++) {
             const double* of_head = sums.data() + (size_t)bh * (DISTANCE_SUMS + (size_t)T);
             HeadStatistics& head = heads[(size_t)(l * NH + bh % NH)];
@@ -244,6 +247,9 @@ template <class Model, class Acts> auto watch_heads(Model& model, Acts& acts, in
 // ----------------------------------------------------------------------------------------------------------
 // --dump_bias
 
+// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
+std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream);
+#if !defined(KERNELS_ELSEWHERE)
 // out (T,T): B_ij for j <= i, times the query's factor if there are factors, 0 elsewhere.  One block a row.
 template <class Bias>
 __global__ void bias_matrix_kernel(float* out, Bias bias, const float* factor, int bh, int T) {
@@ -257,8 +263,7 @@ __global__ void bias_matrix_kernel(float* out, Bias bias, const float* factor, i
     }
 }
 
-// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
-inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
+LAUNCHER std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
     std::vector<float> host((size_t)T * T);
     with_position(view, [&](auto position) {
         const auto bias = position.bias();
@@ -275,6 +280,7 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
     });
     return host;
 }
+#endif
 
 // Which matrices --dump_bias writes.
 enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2, BIAS_PARTS = -3 };     // of layers or heads; the last two of heads
@@ -310,43 +316,39 @@ inline Json bias_parts(const PositionView& view, const floatX* qkv, int head, in
         copy_to_host(host.data(), device, sizeof(*device) * count, stream);
         return host;
     };
-    with_position(view, [&](auto position) {
-        const auto bias = position.bias();
-        using Bias = std::decay_t<decltype(bias)>;
-        const size_t HS = (size_t)view.HS, row = (size_t)view.OC;
-        const float scale = attention_dims(position, T, 0).scale;
-        const auto all = numbers(qkv, (size_t)T * row);
-        std::vector<float> q, k;
-        for (size_t t = 0; t < (size_t)T; t++) {
-            const floatX* of = &all[t * row + (size_t)head * HS];
-            for (size_t c = 0; c < HS; c++) {
-                q.push_back((float)of[c] * scale);
-                k.push_back((float)of[(size_t)view.C() + c]);
-            }
+    const FlashBias form = encoding_traits(*view.config).form;
+    const size_t HS = (size_t)view.HS, row = (size_t)view.OC;
+    const float scale = view.score_factor * score_factor(view) / sqrtf((float)view.HS);
+    const auto all = numbers(qkv, (size_t)T * row);
+    std::vector<float> q, k;
+    for (size_t t = 0; t < (size_t)T; t++) {
+        const floatX* of = &all[t * row + (size_t)head * HS];
+        for (size_t c = 0; c < HS; c++) {
+            q.push_back((float)of[c] * scale);
+            k.push_back((float)of[(size_t)view.C() + c]);
         }
-        j = {{"q", q}, {"k", k}, {"window", view.mask.window}};
-        FlashBiasArgs args = {};
-        bias.fill(args);
-        if (args.S_offset != nullptr && (view.factor == nullptr || !args.inside)) {
-            const size_t at = (size_t)head * T, chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
-            j["S_offset"] = numbers(args.S_offset + at, (size_t)T);
-            j["S_origin"] = numbers(args.S_origin + (size_t)head * chunks, chunks);
-            std::vector<float> g = numbers(args.g + at, (size_t)T);
-            if (view.factor != nullptr) {
-                const std::vector<float> factor = numbers(view.factor + at, (size_t)T);
-                for (size_t t = 0; t < g.size(); t++) { g[t] *= factor[t]; }
-            }
-            j["g"] = g;
-            j["log"] = Bias::flash == FlashBias::LogDistance;
-            j["inside"] = args.inside;
-        } else if (Bias::flash != FlashBias::None) {
-            const std::vector<float> matrix = bias_matrix(view, head, T, stream);
-            const bool line = Bias::flash == FlashBias::Linear || Bias::flash == FlashBias::Toeplitz;
-            const std::vector<float> last_row(matrix.rbegin(), matrix.rbegin() + T);
-            if (line && view.factor == nullptr) { j["by_distance"] = last_row; }
-            else { j["rows"] = json_matrix(matrix, T); }
+    }
+    j = {{"q", q}, {"k", k}, {"window", view.mask.window}};
+    const FlashBiasArgs args = bias_arrays(view);
+    if (args.S_offset != nullptr && (view.factor == nullptr || !args.inside)) {
+        const size_t at = (size_t)head * T, chunks = ceil_div((size_t)T, (size_t)CABLE_CHUNK);
+        j["S_offset"] = numbers(args.S_offset + at, (size_t)T);
+        j["S_origin"] = numbers(args.S_origin + (size_t)head * chunks, chunks);
+        std::vector<float> g = numbers(args.g + at, (size_t)T);
+        if (view.factor != nullptr) {
+            const std::vector<float> factor = numbers(view.factor + at, (size_t)T);
+            for (size_t t = 0; t < g.size(); t++) { g[t] *= factor[t]; }
         }
-    });
+        j["g"] = g;
+        j["log"] = form == FlashBias::LogDistance;
+        j["inside"] = args.inside;
+    } else if (form != FlashBias::None) {
+        const std::vector<float> matrix = bias_matrix(view, head, T, stream);
+        const bool line = form == FlashBias::Linear || form == FlashBias::Toeplitz;
+        const std::vector<float> last_row(matrix.rbegin(), matrix.rbegin() + T);
+        if (line && view.factor == nullptr) { j["by_distance"] = last_row; }
+        else { j["rows"] = json_matrix(matrix, T); }
+    }
     return j;
 }
 

@@ -56,11 +56,6 @@ struct Learned : Encoding {
     }
 };
 
-// The longest sequence that the encodings can encode; INT_MAX if there is no limit
-inline int position_max_length(const PositionConfig& config) {
-    return config.has("learned") ? config.T_train : INT_MAX;
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // sinusoidal
 

@@ -57,6 +57,8 @@ struct alignas(16) FirePiece {
     float value, slope, end, bend;
 };
 
+constexpr int CABLE_CHUNK = 128;                        // tokens whose S counts from one origin (cable.cuh)
+
 // What those kernels read of a bias, and where they leave its gradients; each form uses its own part.
 struct FlashBiasArgs {
     const float* slopes;                    // (NH), Linear

@@ -7,6 +7,8 @@
 #include <set>
 
 #include "../base/parse.h"
+#include "encoding.cuh"
+#if !defined(KERNELS_ELSEWHERE)
 #include "added.cuh"
 #include "alibi.cuh"
 #include "../cable.cuh"
@@ -17,6 +19,7 @@
 #include "ssmax.cuh"
 #include "t5.cuh"
 #include "toeplitz.cuh"
+#endif
 
 //  --pos name     type          what it is
 #define POSITIONS(X) \
@@ -81,6 +84,19 @@ inline std::string position_help() {
     return s;
 }
 
+// What the rest of a program knows of an encoding's type
+struct EncodingTraits {
+    Hyperparameters (*defaults)(int T_train);
+    void (*declare)(PositionTables&);
+    int hooks;                                  // PositionHook
+    FlashBias form;                             // of its bias
+};
+EncodingTraits encoding_traits(const EncodingConfig& config);
+// Of an encoding that is bound to a layer: the arrays of its bias, and what it multiplies q.k/sqrt(HS) by
+FlashBiasArgs bias_arrays(const PositionView& view);
+float score_factor(const PositionView& view);
+
+#if !defined(KERNELS_ELSEWHERE)
 // Calls f(PositionType<Type>()): the one place where a name becomes a type.
 template <class Type> struct PositionType { using type = Type; };
 template <class F> void with_position_type(const EncodingConfig& config, F f) {
@@ -98,6 +114,30 @@ template <class F> void with_position(const PositionView& view, F f) {
         f(bind_encoding<typename decltype(type)::type>(view));
     });
 }
+
+LAUNCHER EncodingTraits encoding_traits(const EncodingConfig& config) {
+    EncodingTraits traits = {};
+    with_position_type(config, [&](auto type) {
+        using Type = typename decltype(type)::type;
+        using Bias = BiasOf<Type>;
+        traits = {Type::defaults, [](PositionTables& tables) { Type(PositionView()).declare(tables); }, Type::hooks,
+                  Bias::flash};
+        if (Bias::flash != FlashBias::None) { traits.hooks |= ADDS_BIAS; }
+        if (Bias::counts_gates) { traits.hooks |= COUNTS_GATES; }
+    });
+    return traits;
+}
+LAUNCHER FlashBiasArgs bias_arrays(const PositionView& view) {
+    FlashBiasArgs args = {};                                // arrays that a form of B does not use stay null
+    with_position(view, [&](const auto& encoding) { encoding.bias().fill(args); });
+    return args;
+}
+LAUNCHER float score_factor(const PositionView& view) {
+    float factor = 1.0f;
+    with_position(view, [&](const auto& encoding) { factor = encoding.score_factor(view.stride); });
+    return factor;
+}
+#endif
 
 // Which of L layers have this part of `config`
 inline std::vector<int> layers_of_part(const PositionConfig& config, int part, int L) {
@@ -118,12 +158,10 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
     for (const EncodingConfig& c : config.parts) {
         t.config = &c;
         t.parts.push_back({layers_of_part(config, (int)t.parts.size(), t.L), t.params.size(), t.acts.size()});
-        with_position_type(c, [&](auto type) {
-            using Type = typename decltype(type)::type;
-            check(t.causal || !BiasOf<Type>::counts_gates, "--pos %s: expected a causal model, as train_gpt2 has: "
-                  "positions are counted from a query backwards, and keys after it have none", c.name.c_str());
-            Type(PositionView()).declare(t);
-        });
+        const EncodingTraits traits = encoding_traits(c);
+        check(t.causal || (traits.hooks & COUNTS_GATES) == 0, "--pos %s: expected a causal model, as train_gpt2 has: "
+              "positions are counted from a query backwards, and keys after it have none", c.name.c_str());
+        traits.declare(t);
     }
     std::set<std::string> seen;
     for (const FileTensor& f : t.files) {
@@ -133,6 +171,11 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
     const auto earlier_layer = [](const FileTensor& a, const FileTensor& b) { return a.layer < b.layer; };
     std::stable_sort(t.files.begin(), t.files.end(), earlier_layer);
     return t;
+}
+
+// The longest sequence that the encodings can encode; INT_MAX if there is no limit
+inline int position_max_length(const PositionConfig& config) {
+    return config.has("learned") ? config.T_train : INT_MAX;
 }
 
 // A value of h as --pos spells it: the number, or the word of that choice
@@ -177,7 +220,7 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train, Absen
     }
     check(config.kind >= 0, "--pos %s: %sexpected one of the encodings %s", config.name.c_str(),
           did_you_mean(config.name, known).c_str(), option_text(known).c_str());
-    with_position_type(config, [&](auto type) { config.values = decltype(type)::type::defaults(T_train); });
+    config.values = encoding_traits(config).defaults(T_train);
     std::string keys;
     for (Hyperparameter& h : config.values) {
         if (absent == AbsentKeys::Old) { h.value = h.old.value_or(h.value); }
@@ -204,22 +247,11 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train, Absen
 // ----------------------------------------------------------------------------------------------------------
 // several encodings: in one layer, "rope+cable", or in layers that take turns, "rope,rope,rope,none"
 
-// What an encoding changes
-inline int position_hooks(const EncodingConfig& config) {
-    int hooks = 0;
-    with_position_type(config, [&](auto type) {
-        using Type = typename decltype(type)::type;
-        hooks = Type::hooks | (BiasOf<Type>::flash != FlashBias::None ? ADDS_BIAS : 0) |
-                (BiasOf<Type>::counts_gates ? COUNTS_GATES : 0);
-    });
-    return hooks;
-}
-
 // A layer takes its encodings in this order: q is scaled, then turned, and the bias reads what has become of q and k.
 // So does the backward: the scale's gradient wants q and dq both turned. The text of --pos, and with it a pattern, has
 // them the other way round: "cable+rope".
 inline int position_step(const EncodingConfig& config) {
-    const int hooks = position_hooks(config);
+    const int hooks = encoding_traits(config).hooks;
     if ((hooks & ADDS_BIAS) != 0) { return 2; }
     return (hooks & SCALES_Q) != 0 ? 0 : 1;
 }
@@ -240,11 +272,11 @@ inline void check_hooks(const std::vector<EncodingConfig>& layer, const std::str
     const std::map<int, const char*> does = {{CHANGES_EMBEDDINGS, "change the embeddings"}, {TURNS_QK, "turn q and k"},
                                              {ADDS_BIAS, "add a bias to the scores"}, {SCALES_Q, "scale q"}};
     for (size_t i = 0; i < layer.size(); i++) {
-        const int mine = position_hooks(layer[i]);
+        const int mine = encoding_traits(layer[i]).hooks;
         const char* name = layer[i].name.c_str();
         check(mine != 0 || layer.size() == 1, "%s: %s adds nothing to another encoding", what.c_str(), name);
         for (size_t j = 0; j < i; j++) {
-            const int others = position_hooks(layer[j]), both = mine & others;
+            const int others = encoding_traits(layer[j]).hooks, both = mine & others;
             const bool turned = ((mine | others) & TURNS_QK) != 0 && ((mine | others) & COUNTS_GATES) != 0;
             check(!turned, "%s: %s and %s do not go together: a turned query would read another position embedding at "
                   "each place of the text", what.c_str(), layer[j].name.c_str(), name);
@@ -277,8 +309,8 @@ inline PositionConfig compose_positions(std::vector<std::vector<EncodingConfig>>
     for (size_t part = 0; part < all.parts.size(); part++) {
         const EncodingConfig& c = all.parts[part];
         const bool everywhere = layers_of_part(all, (int)part, (int)layers.size()).size() == layers.size();
-        check(everywhere || (position_hooks(c) & CHANGES_EMBEDDINGS) == 0, "%s: %s changes the embeddings, so all "
-              "layers have it or none", what.c_str(), c.name.c_str());
+        check(everywhere || (encoding_traits(c).hooks & CHANGES_EMBEDDINGS) == 0, "%s: %s changes the embeddings, so "
+              "all layers have it or none", what.c_str(), c.name.c_str());
     }
     all.name = pattern_text(all, [](const EncodingConfig& c) { return c.name; });
     return all;
@@ -323,26 +355,43 @@ struct LayerPosition {
     int count = 0;
     bool new_padding = false;                               // rows end in padding that other layers write to
 
-    void embed_forward(floatX* x, int B, int T, Start start, Stream s) const {
-        each([&](const auto& encoding) { encoding.embed_forward(x, B, T, start, s); });
-    }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const {
-        each([&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, start, s); });
-    }
-    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
-        each([&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); });
-    }
-    void embed_backward(floatX* dx, int B, int T, Stream s) const {
-        each([&](const auto& encoding) { encoding.embed_backward(dx, B, T, s); });
-    }
+    // Each of its encodings in turn, as in encoding.cuh
+    void embed_forward(floatX* x, int B, int T, Start start, Stream s) const;
+    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const;
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const;
+    void embed_backward(floatX* dx, int B, int T, Stream s) const;
     // the encoding whose bias attention adds to the scores
     const PositionView& bias() const { return views[(size_t)count - 1]; }
     int columns() const { return bias().columns; }
     int row() const { return bias().OC; }
-
-private:
-    // Calls f(encoding) with each of them: with_position makes Rope or CableFull of a view.
-    template <class F> void each(F f) const {
-        for (int i = 0; i < count; i++) { with_position(views[(size_t)i], f); }
-    }
 };
+
+// Lends the factors of ssmax to the bias of its layer, if `scale` is ssmax.
+void share_factors(PositionView& bias, PositionView& scale);
+
+#if !defined(KERNELS_ELSEWHERE)
+// Calls f(encoding) with each encoding of a layer: with_position makes Rope or CableFull of a view.
+template <class F> void with_positions(const LayerPosition& layer, F f) {
+    for (int i = 0; i < layer.count; i++) { with_position(layer.views[(size_t)i], f); }
+}
+LAUNCHER void LayerPosition::embed_forward(floatX* x, int B, int T, Start start, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.embed_forward(x, B, T, start, s); });
+}
+LAUNCHER void LayerPosition::prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, start, s); });
+}
+LAUNCHER void LayerPosition::prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); });
+}
+LAUNCHER void LayerPosition::embed_backward(floatX* dx, int B, int T, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.embed_backward(dx, B, T, s); });
+}
+LAUNCHER void share_factors(PositionView& bias, PositionView& scale) {
+    with_position(scale, [&](const auto& encoding) {
+        if constexpr (encoding.hooks == SCALES_Q) {
+            bias.factor = encoding.factors;
+            bias.moment = scale.moment = encoding.moments;
+        }
+    });
+}
+#endif

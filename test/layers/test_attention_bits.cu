@@ -155,7 +155,7 @@ TEST_CASE("attention: --tile_skip exact changes no bit, default hardly any", "[a
     INFO(random);
     const LayerShape s = {2, TILE_SKIP_T + 450, 2, 16};
     for (const std::string& name : encodings()) {
-        const bool skips = flash_skips(find_flash_bias(parse_position(name, s.T).parts[0]));
+        const bool skips = flash_skips(encoding_traits(parse_position(name, s.T).parts[0]).form);
         if (!skips && name != "none") { continue; }
         for (bool far_key : {false, true}) {
             INFO(name << ", far key " << far_key);

@@ -102,7 +102,7 @@ KERNEL_TEST("portable attention on the GPU, every encoding, forward and backward
 KERNEL_TEST("attention on the GPU: head sizes without tensor-core kernels are portable, and the banner says so") {
     for (const PositionRow& row : position_rows) {
         const PositionConfig config = parse_position(row.name, T);
-        const bool known = find_flash_bias(config.parts[0]) != FlashBias::Unknown;
+        const bool known = encoding_traits(config.parts[0]).form != FlashBias::Unknown;
         for (int size : {24, 32, 64, 100, 120, 128, 136, 256}) {
             const bool wanted = known && size >= 32 && size <= 128 && size % 8 == 0;
             const std::string text = attention_description(config, size);

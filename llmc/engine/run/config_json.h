@@ -75,7 +75,7 @@ inline bool has_other_formulas(const PositionConfig& position) {
         int hooks = 0;
         bool bam = false;
         for (int part : layer) {
-            hooks |= position_hooks(position.parts[(size_t)part]);
+            hooks |= encoding_traits(position.parts[(size_t)part]).hooks;
             bam = bam || position.parts[(size_t)part].name == "bam";
         }
         return bam || (hooks & (SCALES_Q | ADDS_BIAS | COUNTS_GATES)) == (SCALES_Q | ADDS_BIAS);
