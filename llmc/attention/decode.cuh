@@ -72,6 +72,7 @@ constexpr int DECODE_AHEAD = 8;                             // rows to prefetch 
 // banks keeps them apart where a row is 8 pieces.
 constexpr int DECODE_LD = DECODE_SPLIT + 4;
 static_assert(DECODE_TILE % DECODE_THREADS == 0 && DECODE_SPLIT % DECODE_TILE == 0, "a key belongs to one thread");
+static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays inside it");
 
 struct DecodeDims : AttentionDims { // of all tokens that there is room for
     Start start;                    // t0, the query's position
@@ -133,6 +134,20 @@ __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePie
     UNROLL
     for (int i = 0; i < SUMS; i++) { total += s[i]; }
     return total;
+}
+
+// the largest of n > 0 scores, known to all threads; there is room for whole registers
+__device__ inline float decode_max(float* scores, int n) {
+    for (int c = n + (int)threadIdx.x; c < round_up(n, LANES); c += blockDim.x) { scores[c] = -INFINITY; }
+    lanes largest = lanes{} - INFINITY;
+    for (int c = threadIdx.x * LANES; c < n; c += blockDim.x * LANES) {
+        const lanes x = load_lanes(scores + c);
+        largest = x > largest ? x : largest;
+    }
+    float l[LANES], m = -INFINITY;
+    store_lanes(l, largest);
+    for (int i = 0; i < LANES; i++) { m = l[i] > m ? l[i] : m; }
+    return block_max(m);
 }
 
 // Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the
@@ -241,7 +256,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     }
     if constexpr (Bias::counts_gates) { bias.add_split(scores, O, bh, t0, split, nj); }
     // 4. exponentials and their sum
-    const float largest = block_max(max_over(threadIdx.x, nj, blockDim.x, [&](int c) { return scores[c]; }));
+    const float largest = decode_max(scores, nj);
     const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
     const auto part_sum = sums_over<1>(threadIdx.x, nj, blockDim.x, [&](float* s, int c) {
         scores[c] = fast_exp(scores[c] - reference);

@@ -477,7 +477,7 @@ TEST_CASE("pieces: keys that no query visits are forgotten", "[pieces]") {
         most = std::max(most, resident_bytes());
         planned = acts.bytes();
         key = key_bytes(acts);
-        REQUIRE(acts.forgotten >= kept);                         // the window was not computed once more
+        REQUIRE(acts.forgotten >= kept);                    // the window was not computed once more
         REQUIRE(t > acts.forgotten);
         kept = acts.forgotten;
     });
