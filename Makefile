@@ -42,7 +42,7 @@ include $(B)/config.mk
 endif
 
 # The same bits on every CPU: no sum is reordered, and a product and a sum are fused only where the source says so.
-OPT := -O3 -march=native -fno-math-errno -fno-trapping-math
+OPT = $(or $(LEVEL),-O3) -march=native -fno-math-errno -fno-trapping-math
 CXX_BASE := $(call exported,CPPFLAGS)-std=c++17 -ffp-contract=off -Wall -Wextra -MMD -MP \
     $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
 CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(OMP) $(call typed,CPPFLAGS) $(call typed,CXXFLAGS)
@@ -115,6 +115,7 @@ CPU_TRAINER = $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DKERNELS_ELSE
     -x c++ $(filter %.cu,$^)
 $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu
 $(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu
+$(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): LEVEL := -O1
 $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
 	@# What the compiler reads is as it was if only kernels have changed; then the object is right.

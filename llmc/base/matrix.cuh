@@ -146,6 +146,8 @@ __device__ inline void block_product(const Matrix<float>& c, const Matrix<const 
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
+// to (n) += from (n)
+void add_to(float* to, const float* from, size_t n, Stream stream);
 // out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream);
 // out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
@@ -233,5 +235,13 @@ LAUNCHER void add_row_sums(float* out, float* scratch, const Matrix<const floatX
         launch(slab_sums_kernel<P>, slab_grid(N, x.cols, stream), scratch, x);
     });
     add_slabs(out, scratch, slab_count(N), C, C, stream);
+}
+
+__global__ void add_to_kernel(float* to, const float* from, size_t n) {
+    const GridSpan s = grid_span(n);
+    for (size_t i = s.begin; i < s.end; i += s.step) { to[i] += from[i]; }
+}
+LAUNCHER void add_to(float* to, const float* from, size_t n, Stream stream) {
+    if (n > 0) { launch(add_to_kernel, Grid::over(n, stream), to, from, n); }
 }
 #endif

@@ -18,17 +18,9 @@
 // slice on all machines do it with their slices, which are g times smaller. It is the same tree, cut at its level k.
 #pragma once
 
+#include "../../base/matrix.cuh"
 #include "../../base/tensor.h"
 #include "comm.h"
-
-// to += from
-__global__ void add_to_kernel(float* to, const float* from, size_t n) {
-    const GridSpan s = grid_span(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) { to[i] += from[i]; }
-}
-inline void add_to(float* to, const float* from, size_t n, Stream stream) {
-    if (n > 0) { launch(add_to_kernel, Grid::over(n, stream), to, from, n); }
-}
 
 // ----------------------------------------------------------------------------------------------------------
 // who owns what
