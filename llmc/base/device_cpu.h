@@ -195,7 +195,12 @@ inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
 inline void copy_to_device_async(void* to, const void* from, size_t bytes, Stream s) {
     copy_to_device(to, from, bytes, s);
 }
-inline void* pinned_malloc(size_t bytes) { return device_malloc(bytes); }
+// Not zeroed, so that only what is used takes memory.
+inline void* pinned_malloc(size_t bytes) {
+    void* p = malloc(imax(bytes, (size_t)1));
+    if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s", format_bytes((double)bytes).c_str()); }
+    return p;
+}
 inline void pinned_free(void* p) { free(p); }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -127,6 +127,8 @@ KERNEL_TEST("attention on the GPU: heads without tensor-core kernels have no til
     const DeviceArray<float> slopes({0.25f, 0.5f}), lse((size_t)NH * tokens);
     const PositionConfig config = parse_position("alibi", tokens);
     PositionView view = {};
+    view.run = &config;
+    view.config = &config.parts[0];
     view.NH = NH;
     Alibi position(view);
     position.slopes = slopes.p;
@@ -134,9 +136,8 @@ KERNEL_TEST("attention on the GPU: heads without tensor-core kernels have no til
     for (const bool forward : {true, false}) {
         const DeviceArray<float> scratch(attention_backward_scratch(config, 1, tokens, NH, size));
         const bool chosen = forward
-            ? choose_forward<true>(out.p, lse.p, scratch.p, qkv.p, position, dims, TileSkip::Default, 1, Stream(0))
-            : choose_backward<true>(dqkv.p, scratch.p, out.p, qkv.p, out.p, lse.p, position, dims, TileSkip::Default, 1,
-                                    Stream(0));
+            ? choose_forward<true>(out.p, lse.p, scratch.p, qkv.p, position, dims, 1, Stream(0))
+            : choose_backward<true>(dqkv.p, scratch.p, out.p, qkv.p, out.p, lse.p, position, dims, 1, Stream(0));
         size_t written = 0;
         for (const float x : scratch.host()) { written += !std::isnan(x); }
         EXPECT(!chosen && written == 0, "%s: chosen %d, %zu floats of scratch are written",
