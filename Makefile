@@ -42,10 +42,11 @@ include $(B)/config.mk
 endif
 
 # The same bits on every CPU: no sum is reordered, and a product and a sum are fused only where the source says so.
-OPT = $(or $(LEVEL),-O3) -march=native -fno-math-errno -fno-trapping-math
+OPT := -O3 -march=native -fno-math-errno -fno-trapping-math
 CXX_BASE := $(call exported,CPPFLAGS)-std=c++17 -ffp-contract=off -Wall -Wextra -MMD -MP \
     $(if $(filter 1,$(FEW_POSITIONS)),-DFEW_POSITIONS)
-CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(OMP) $(call typed,CPPFLAGS) $(call typed,CXXFLAGS)
+CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(LEVEL) $(OMP) $(call typed,CPPFLAGS) \
+    $(call typed,CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
 # Without -march=native, so that a report does not depend on this machine. FMA: -mfma where the processor has it;
 # without it, each fma would be a call of the C library.
