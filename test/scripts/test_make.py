@@ -116,7 +116,7 @@ class Install(Folder):
     def test_a_header_where_the_flags_of_the_environment_lead(self):
         """as in an environment of conda"""
         flags = {"CPPFLAGS": "-isystem /conda/include", "CXXFLAGS": "-O2 -pipe"}
-        compiler = self.shell("compiler", 'case "$*" in *"-isystem /conda/include -O2 -pipe"*) ;; *) exit 1;; esac\n')
+        compiler = self.shell("compiler", 'cat >/dev/null; case "$*" in *"-isystem /conda/include -O2 -pipe"*) ;; *) exit 1;; esac\n')
         for more, expected in (({}, 1), (flags, 0)):
             env = {**environment(), "CXX": compiler, **more}
             self.assertEqual(ended("dev/install.sh", "--check", "build", cwd=ROOT, env=env)[0], expected)
