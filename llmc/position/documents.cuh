@@ -63,10 +63,15 @@ struct AttentionMask {
     }
 };
 
+// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: for each token, where its document begins: at the last
+// end_of_text up to it, or at 0
+void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start, int stride,
+                    Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
 // One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, continuing from t0 - 1. Each thread
 // searches a piece of them, and then combines it with the earlier pieces.
-static __global__ void documents_kernel(int* documents, const int* tokens, int T, Start first, int stride,
-                                        int end_of_text) {
+__global__ void documents_kernel(int* documents, const int* tokens, int T, Start first, int stride, int end_of_text) {
     const int t0 = first.position();
     int* last = (int*)dynamic_shared();                     // (threads): the last document that begins in each piece
     documents += (size_t)blockIdx.x * stride + t0;
@@ -86,11 +91,10 @@ static __global__ void documents_kernel(int* documents, const int* tokens, int T
     }
 }
 
-// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: for each token, where its document begins: at the last
-// end_of_text up to it, or at 0
-inline void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start, int stride,
-                           Stream stream) {
+LAUNCHER void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start,
+                             int stride, Stream stream) {
     const int threads = 128;
     const Grid grid((size_t)B, threads, sizeof(int) * threads, stream);
     launch(documents_kernel, grid, documents, tokens, T, start, stride, end_of_text);
 }
+#endif

@@ -112,11 +112,23 @@ class Knobs(Folder):
         self.assertIn("is up to date", make(*words, "CXXFLAGS=-DX", root=self.folder)[1])
 
 
+class Objects(unittest.TestCase):
+    def test_kernels_are_compiled_as_kernels(self):
+        """whatever runs for each token is in an object at -O3, not in the trainer's own at -O1"""
+        for trainer in ("train_gpt2", "train_bert"):
+            code, symbols = ended("nm", "-C", "--defined-only", os.path.join(ROOT, "build", trainer + ".o"))
+            if code != 0:
+                self.skipTest("SKIPPED: the trainers are not built: make test builds all")
+            found = set(re.findall(r"\b\w+_kernel(?=[<(])", symbols)) - {"launch_kernel", "start_kernel"}
+            self.assertEqual(found, {"replica_hash_kernel"}, trainer)       # it runs with each checkpoint
+
+
 class Install(Folder):
     def test_a_header_where_the_flags_of_the_environment_lead(self):
         """as in an environment of conda"""
         flags = {"CPPFLAGS": "-isystem /conda/include", "CXXFLAGS": "-O2 -pipe"}
-        compiler = self.shell("compiler", 'cat >/dev/null; case "$*" in *"-isystem /conda/include -O2 -pipe"*) ;; *) exit 1;; esac\n')
+        compiler = self.shell("compiler", 'cat >/dev/null; case "$*" in\n'
+                                          '*"-isystem /conda/include -O2 -pipe"*) ;;\n*) exit 1;;\nesac\n')
         for more, expected in (({}, 1), (flags, 0)):
             env = {**environment(), "CXX": compiler, **more}
             self.assertEqual(ended("dev/install.sh", "--check", "build", cwd=ROOT, env=env)[0], expected)
