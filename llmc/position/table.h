@@ -388,7 +388,7 @@ LAUNCHER void LayerPosition::embed_backward(floatX* dx, int B, int T, Stream s) 
 }
 LAUNCHER void share_factors(PositionView& bias, PositionView& scale) {
     with_position(scale, [&](const auto& encoding) {
-        if constexpr (encoding.hooks == SCALES_Q) {
+        if constexpr (std::decay_t<decltype(encoding)>::hooks == SCALES_Q) {
             bias.factor = encoding.factors;
             bias.moment = scale.moment = encoding.moments;
         }
