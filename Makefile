@@ -93,9 +93,9 @@ KERNELS := rows product encodings causal bidirectional heads
 # Each defines the launchers of the headers after emit.h, and may use those before it.
 rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
 product := base/matrix.cuh base/emit.h contrastive.cuh          # and matmul.cuh
-encodings := base/matrix.cuh base/emit.h position/table.h
-causal := position/table.h base/emit.h attention/decode.cuh     # and choose.cuh
-bidirectional := position/table.h base/emit.h attention/choose.cuh
+encodings := base/matrix.cuh base/emit.h position/layer.cuh
+causal := position/layer.cuh base/emit.h attention/decode.cuh     # and choose.cuh
+bidirectional := position/layer.cuh base/emit.h attention/choose.cuh
 heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.h
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \

@@ -16,7 +16,7 @@
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token, and the token type's
 #include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
-#include "llmc/position/table.h"                    // step 2: the encodings of a layer
+#include "llmc/position/layer.cuh"                  // step 2: the encodings of a layer
 #include "llmc/attention.cuh"                       // step 3: attention over a sequence
 #include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization

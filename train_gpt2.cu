@@ -14,7 +14,7 @@
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
 #include "llmc/layernorm.cuh"                       // steps 1, 6 and 10: normalization
 #include "llmc/matmul.cuh"                          // steps 2, 5, 7 and 9, and the logits: matrix products
-#include "llmc/position/table.h"                    // step 3: the encodings of a layer
+#include "llmc/position/layer.cuh"                  // step 3: the encodings of a layer
 #include "llmc/attention.cuh"                       // step 4: attention over a sequence
 #include "llmc/attention/decode.cuh"                //         and of one new token to the tokens before it
 #include "llmc/attention/choose.cuh"                //         which kernels it runs on

@@ -8,7 +8,7 @@
 #include "../classifier.cuh"
 #include "../embedding.cuh"
 #include "ranks/gradients.cuh"
-#include "../position/table.h"
+#include "../position/layer.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch
