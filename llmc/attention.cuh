@@ -29,6 +29,7 @@
 
 #include "attention/visits.cuh"
 
+#if !defined(KERNELS_ELSEWHERE)
 // In a tile on the diagonal half of P and dlogit is 0. On a CPU the products leave these zeros out.
 constexpr bool LEAVES_ZEROS = LANES > 1;
 
@@ -345,3 +346,4 @@ void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dou
     const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, attention_backward_shared(dims), stream);
     launch(attention_backward_kernel<Causal, Bias>, grid, dqkv, scratch, row_dot, dout, qkv, out, lse, bias, dims);
 }
+#endif
