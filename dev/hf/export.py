@@ -24,6 +24,7 @@ import struct
 import subprocess
 import sys
 import tempfile
+import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
@@ -103,6 +104,13 @@ def code_of_models():
             text = f.read()
         texts.append(text[text.index('R"py(') + 5:text.rindex(')py"')])
     return "".join(texts)[1:]
+
+
+def cable_hf():
+    """the module that lies beside a checkpoint"""
+    module = sys.modules["cable_hf"] = types.ModuleType("cable_hf")
+    exec(compile(code_of_models(), CODE, "exec"), module.__dict__)
+    return module
 
 
 def check_encoding(config, path):

@@ -36,7 +36,6 @@ import json
 import os
 import re
 import sys
-import types
 import zlib
 
 import numpy as np
@@ -47,11 +46,10 @@ import transformers
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.append(os.path.join(ROOT, "llmc", "engine", "files"))
 from cable_encodings import POSITIONS, with_part  # noqa: E402
-from export import code_of_models  # noqa: E402
+import export  # noqa: E402
 from modeling_cable import write_safetensors  # noqa: E402
 
-cable_hf = sys.modules["cable_hf"] = types.ModuleType("cable_hf")       # as it lies beside a checkpoint
-exec(compile(code_of_models(), "cable_hf.py", "exec"), cable_hf.__dict__)
+cable_hf = export.cable_hf()
 
 L, NH, C, V, B, T, T_LONG = 2, 2, 8, 16, 2, 37, 64
 WINDOW, WINDOWS, SINKS = 9, [9, 4], 3

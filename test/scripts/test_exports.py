@@ -1076,7 +1076,7 @@ class SentenceTransformers(Case):
 
     def export_bert(self, name, pooling):
         """a random model's export, and its embeddings of texts in float64 and float32, one text at a time"""
-        import cable_hf
+        cable_hf = export.cable_hf()
         torch.manual_seed(1)
         model = cable_hf.CableBertForMaskedLM(cable_hf.CableBertConfig(
             hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
