@@ -92,9 +92,9 @@ all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## 
 KERNELS := rows product encodings causal bidirectional heads
 # Each defines the launchers of the headers after emit.h, and may use those before it.
 rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
-product := base/matrix.cuh base/emit.h contrastive.cuh          # and matmul.cuh
+product := base/matrix.cuh base/emit.h contrastive.cuh                  # and matmul.cuh
 encodings := base/matrix.cuh base/emit.h position/layer.cuh
-causal := position/layer.cuh base/emit.h attention/decode.cuh     # and choose.cuh
+causal := position/layer.cuh base/emit.h attention/decode.cuh           # and choose.cuh
 bidirectional := position/layer.cuh base/emit.h attention/choose.cuh
 heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.h
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
@@ -119,8 +119,10 @@ $(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu
 $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): LEVEL := -O1
 $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
-	@# What the compiler reads is as it was if only kernels have changed; then the object is right.
-	@$(CPU_TRAINER) -E -P -o $@.text && cat $(B)/cpu.flags $(B)/mpi.flags >>$@.text
+	@# If only kernels have changed, the compiler would read what it read before, and the object is right. Debug
+	@# information (-g) also has the numbers of the lines.
+	@$(CPU_TRAINER) -E $(if $(filter -g%,$(CPU_FLAGS)),,-P) -o $@.text
+	@{ cat $(B)/cpu.flags $(B)/mpi.flags && echo '$(LEVEL)'; } >>$@.text
 	@if cmp -s $@.text $@.read && [ -e $@ ]; then touch $@; else set -x; $(CPU_TRAINER) -c -o $@ && mv $@.text $@.read; fi
 $(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
 	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)

@@ -43,7 +43,7 @@ LIBM_ALLOWED = {
     ("llmc/contrastive.cuh", "logf"): 1,            # likewise
     ("llmc/adamw.cuh", "pow"): 2,                   # once per update, on the host
     ("llmc/position/ssmax.cuh", "log"): 3,          # once per token; on the host
-    ("llmc/position/added.cuh", "pow"): 1,     # once per channel of a table, in double
+    ("llmc/position/added.cuh", "pow"): 1,         # once per channel of a table, in double
     ("llmc/position/added.cuh", "sin"): 1,
     ("llmc/position/added.cuh", "cos"): 1,
     ("llmc/position/rope.cuh", "pow"): 2,           # once per pair, on the host
