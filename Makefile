@@ -100,8 +100,8 @@ heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
 	    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
-# The objects of the other precision stay where they are; a trainer is only linked. Of a function that several objects
-# have the linker takes the first, so the kernels come first.
+# The objects of the other precision stay where they are; a trainer is only linked. Where several objects
+# define a function, the linker takes the first definition, so the kernels come first.
 PARTS_train_gpt2 := rows product encodings causal heads train_gpt2
 PARTS_train_bert := rows product encodings bidirectional heads train_bert
 $(foreach t,$(TRAINERS),$(eval $t: $(PARTS_$t:%=$(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o))\

@@ -234,7 +234,7 @@ using CableV1 = Cable<CableBias, false, CableStep::Softplus>;
 // ----------------------------------------------------------------------------------------------------------
 // variants
 
-// S may fall, so the sign is that of S_i - S_j, 1 where they are equal
+// S may fall, so the sign is taken of S_i - S_j: 1 where they are equal
 struct CableSignedBias : CableBias {
     static constexpr FlashBias flash = FlashBias::Unknown;
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {

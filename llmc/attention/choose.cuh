@@ -22,8 +22,8 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 // floats of scratch that attention_backward needs
 size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS);
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
-// dqkv after v.kv_len become 0, and those of qkv and dout, which must be finite on the tensor cores, add nothing to any
-// sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
+// dqkv after v.kv_len become 0. The same rows of qkv and dout, which must be finite on the tensor cores, add nothing to
+// any sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream);

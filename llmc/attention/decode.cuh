@@ -37,8 +37,8 @@ void attention_decode(floatX* out, const floatX* qkv, float* scratch, const Posi
 inline size_t attention_scratch(int B, int stride, int NH, int HS) {
     return std::max(attention_forward_scratch(B, stride, NH), attention_decode_scratch(B, stride, NH, HS));
 }
-// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes the
-// kernels below.
+// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes
+// attention_decode.
 inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                       Start start, Stream stream) {
     if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }

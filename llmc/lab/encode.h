@@ -32,7 +32,7 @@ void embed_documents(Model& model, Acts& acts, const int* ids, const int* length
 
 // The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
 // the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
-// grow with the batch, and its gradient is that of one large batch (Gao et al. 2021). A rank has as many chunks as each
+// grow with the batch, and its gradient equals one large batch's (Gao et al. 2021). A rank has as many chunks as each
 // other one, neighbours in their order; it gets all embeddings, as the loss of a query sees the whole batch.
 template <class Model, class Acts>
 StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,

@@ -21,7 +21,7 @@ constexpr int HEAD_SINKS = 16;                  // keys whose weights are summed
 // The kernel's sums for one (batch, head): these, and then the weight at each distance, (T)
 enum HeadSum { ENTROPY_SUM, LIVE_SUM, SINK_SUMS, DISTANCE_SUMS = SINK_SUMS + HEAD_SINKS };
 
-// The sums of a layer's heads over windows of T tokens, of which lengths[b] count: sums (B*NH,DISTANCE_SUMS+T), live
+// The sums of a layer's heads over windows of T tokens, counting lengths[b] of them: sums (B*NH,DISTANCE_SUMS+T), live
 // (B*NH,ceil(T/LIVE_TILE)), qkv (B,T,OC) after the encoding's prepare_forward, lse (B,NH,T) from attention_forward
 void head_sums(double* sums, float* live, const floatX* qkv, const float* lse, const PositionView& layer,
                const int* lengths, int B, int T, Stream stream);

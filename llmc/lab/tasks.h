@@ -1,4 +1,4 @@
-// lab/tasks.h -- texts with a right answer: tasks of which the whole answer counts (--tasks), and multiple choice by
+// lab/tasks.h -- texts with a right answer: tasks whose whole answer counts (--tasks), and multiple choice by
 // likelihood (--hellaswag). One forward pass over a text scores each token of its answer given the right ones before.
 #pragma once
 
@@ -39,7 +39,7 @@ bool score_answers(Model& model, Acts& acts, const std::vector<RowBatch>& batche
 // ----------------------------------------------------------------------------------------------------------
 // --tasks: the share of a file's examples whose whole answer is right (copy, sort, addition, ...)
 //
-// The files are those of data/tasks.py: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
+// data/tasks.py writes the files: examples in rows, with the tokens of the answer marked (text/dataloader.h). An
 // answer is right if each of its tokens is a hit. This is so exactly if greedy decoding writes this answer, because the
 // two agree up to the first wrong token.
 

@@ -46,7 +46,7 @@ enum class TileSkip { Off, Exact, Default };        // of tiles that the bias ha
 struct PositionConfig {
     std::string name = "none";                      // of all encodings: "rope+cable" in one layer, "rope,none" in turns
     std::vector<EncodingConfig> parts = {{}};       // the different ones
-    std::vector<std::vector<int>> pattern = {{0}};  // layer l has those of pattern[l % pattern.size()], last step first
+    std::vector<std::vector<int>> pattern = {{0}};  // layer l has pattern[l % pattern.size()], last step first
     int T_train = 1024;                             // the length the model is, or was, trained at
     RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling
     double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length

@@ -96,8 +96,8 @@ struct Toeplitz : Encoding {
         if (!start.begins()) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.stride, columns());
     }
-    // Adds to gradient (NH), that of the n-th parameter p of each head. By the chain rule it is the sum over the
-    // distances d of dB_d * dvalue(h, d)/dp_h; value.term(n, h, d, dB_d) is that product.
+    // Adds to gradient (NH) of the n-th parameter p of each head. By the chain rule it is the sum over the distances d
+    // of dB_d * dvalue(h, d)/dp_h; value.term(n, h, d, dB_d) is that product.
     template <class Value>
     void sum_diagonals(float* gradient, const Value& value, int B, Stream stream, int n = 0) const {
         launch(toeplitz_gradient_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, value, n, B,

@@ -86,7 +86,7 @@ KERNEL_TEST("what a resumed run rounds is what the update left, and updates belo
     all.release();
     round_weights(anew.p, master.p, table, {0, n}, 11, 3, Stream(0));
     std::vector<float> w = to_float(weights.host());
-    EXPECT(w == to_float(anew.host()), "rounding the master weights anew gives other bits");
+    EXPECT(w == to_float(anew.host()), "rounding the master weights again gives other bits");
     w.resize(1000);
     double mean = 0.0;
     for (float x : w) { mean += x; }

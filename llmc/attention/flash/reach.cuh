@@ -1,5 +1,5 @@
 // attention/flash/reach.cuh -- which tiles of keys a block's queries meet, and in which order: all of them or those of
-// their spans, or, under an AttentionMask, those of the window and of the sinks; and how the spans are found.
+// their spans, or, under an AttentionMask, the spans of the window and the sinks; and how the spans are found.
 #pragma once
 
 #include "tiles.cuh"

@@ -97,7 +97,7 @@ inline const char* hf_code() {
 }
 inline bool has_hf_code(const Json& config) { return config.contains("auto_map"); }
 
-// Adds our keys to transformers' configuration: "position" (null: left out), and those of `mask`.
+// Adds our keys to transformers' configuration: "position" (null: left out), and the keys of `mask`.
 inline Json with_encoding(Json j, const ConfigKeys& keys, const Json& position, const Json& mask) {
     j.update(mask);
     if (!position.is_null()) { j["position"] = position; }

@@ -273,7 +273,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
 }
 
 // The tokenizer of a model with V tokens: --tokenizer, or the one beside its weights (`source`, a directory or a file),
-// or bytes; null if there is none. A resumed run keeps that of its checkpoint.
+// or bytes; null if there is none. A resumed run keeps its checkpoint's.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
                                                  int V) {
     const Doing reading("reading the tokenizer");

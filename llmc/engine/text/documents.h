@@ -108,7 +108,7 @@ struct Documents {
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
             check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
-            std::unordered_set<std::string> names;              // of all documents, none of which may be found twice
+            std::unordered_set<std::string> names;              // of all documents: each may appear once
             for (const std::string& path : paths) { add(path, wanted_group, names); }
         } catch (const Error& e) {
             throw Error(e.code, this->flag + ": " + e.what());
