@@ -210,7 +210,7 @@ ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
 test test-long simt ranks race asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
-edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## the cost of editing a header and running its tests, in CPU seconds
+edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: the CPU seconds of the make after it, against a limit
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses

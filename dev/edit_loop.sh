@@ -1,56 +1,68 @@
 #!/usr/bin/env bash
-# edit_loop.sh -- the cost of editing a file and running its tests: user CPU seconds, the best of three, against a
-# limit. The exit code is 1 if a file is over its limit.
+# edit_loop.sh -- what an edit costs: the CPU seconds, user and system, of the make that follows it, against a limit.
+# The exit code is 1 if an edit is over its limit three times.
 #
-#   dev/edit_loop.sh [NAME...]      some of: rows layernorm gelu classifier attention alibi train_gpt2
+#   dev/edit_loop.sh [NAME...]      some of: layernorm cable attention trainer test nothing
+#
+# The edits are made in a copy of the sources, build/edit_loop. The limits hold where a reference, std::regex at -O3,
+# compiles in REFERENCE CPU seconds. Each try compiles it, and the limits are in proportion.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-export CCACHE_DISABLE=1         # what is touched has not changed, and ccache would know
+REFERENCE=3.3
 
-# NAME LIMIT FILE and what is made after it is edited
+# NAME LIMIT FILE, and what is made after it is edited; -: all of it, from nothing
 loops=(
-    "rows        5 llmc/layernorm.cuh       train_gpt2"
-    "layernorm  20 llmc/layernorm.cuh       test ARGS=[layernorm]"
-    "gelu       20 llmc/gelu.cuh            test ARGS=[gelu]"
-    "classifier 20 llmc/classifier.cuh      test ARGS=[classifier]"
-    "attention  60 llmc/attention.cuh       test ARGS=[attention]"
-    "alibi      60 llmc/position/alibi.cuh  test ARGS=[positions]"
-    "train_gpt2 40 train_gpt2.cu            train_gpt2"
+    "layernorm   5 llmc/layernorm.cuh   train_gpt2"
+    "cable       8 llmc/cable.cuh       train_gpt2"
+    "attention  10 llmc/attention.cuh   train_gpt2"
+    "trainer    30 train_gpt2.cu        train_gpt2"
+    "test        8 llmc/layernorm.cuh   test ARGS=[layernorm]"
+    "nothing    75 -                    train_gpt2"
 )
-log=build/edit_loop.log over=0 known=" "
-mkdir -p build
-# edit FILE N: a function more, among the kernels where there are some. The file is put back at the end.
+log=$PWD/build/edit_loop.log over=0 known=" "
+rm -rf build/edit_loop
+mkdir -p build/edit_loop
+git ls-files -z | xargs -0 cp -p --parents -t build/edit_loop
+cd build/edit_loop
+
+# edit FILE NAME: a function more, among the kernels where there are some
 edit() {
-    local line="inline int edited_$2() { return $2; }"
-    if grep -q '^#if !defined(KERNELS_ELSEWHERE)' "$1"; then
+    local line="inline int edited_$2() { return 1; }"
+    if [ "$1" = - ]; then rm -rf build
+    elif grep -q '^#if !defined(KERNELS_ELSEWHERE)' "$1"; then
         sed -i "0,/^#if !defined(KERNELS_ELSEWHERE)/s//&\n$line/" "$1"
     else
         echo "$line" >>"$1"
     fi
 }
-saved=build/edit_loop.saved file=""
-restore() { [ -z "$file" ] || [ ! -e $saved ] || { cp "$saved" "$file"; rm $saved; }; }
-trap restore EXIT
-run() { make "$@" >$log 2>&1 || { tail -n 20 $log; echo "make $* failed"; exit 1; }; }
+# cpu COMMAND...: its CPU seconds
+cpu() {
+    local TIMEFORMAT='%U %S' times
+    times=$( { time "$@" >"$log" 2>&1; } 2>&1 ) || { tail -n 20 "$log" >&2; echo "$* failed" >&2; return 1; }
+    awk '{ print $1 + $2 }' <<<"$times"
+}
+reference() {
+    printf '%s\n' '#include <regex>' 'bool f(const std::string& s) { return std::regex_match(s, std::regex(s)); }' |
+        "${CXX:-g++}" -O3 -x c++ -c - -o reference.o
+}
 for loop in "${loops[@]}"; do
     read -r name limit file goals <<<"$loop"
     known+="$name "
     [ $# -eq 0 ] || [[ " $* " == *" $name "* ]] || continue
     read -ra goals <<<"$goals"
-    run "${goals[@]}"
-    best=""
-    cp "$file" $saved
-    for n in 1 2 3; do
-        edit "$file" $n
-        TIMEFORMAT=%U
-        seconds=$( { time run "${goals[@]}"; } 2>&1 ) || { echo "$seconds"; exit 1; }
-        best=$(printf '%s\n' $best "$seconds" | sort -n | head -n 1)
+    [ "$file" = - ] || cpu make "${goals[@]}" >/dev/null
+    for try in 1 2 3; do
+        edit "$file" "${name}_$try"
+        of_reference=$(cpu reference)
+        seconds=$(CCACHE_DISABLE=1 cpu make "${goals[@]}")
+        limit_here=$(awk "BEGIN { printf \"%.1f\", $limit * $of_reference / $REFERENCE }")
+        verdict=ok
+        awk "BEGIN { exit !($seconds > $limit_here) }" || break
+        verdict="OVER ITS LIMIT"
     done
-    restore
-    verdict=ok
-    if awk "BEGIN { exit !($best > $limit) }"; then verdict="OVER ITS LIMIT" over=$((over + 1)); fi
-    printf '%-11s %6.1f s of at most %2d s, user CPU   edit %-26s make %-22s %s\n' \
-        "$name" "$best" "$limit" "$file" "${goals[*]}" "$verdict"
+    [ "$verdict" = ok ] || over=$((over + 1))
+    printf '%-10s %5.1f s, at most %5.1f (%2d where the reference takes %s s, here %.1f)   %-20s make %-22s %s\n' \
+        "$name" "$seconds" "$limit_here" "$limit" "$REFERENCE" "$of_reference" "$file" "${goals[*]}" "$verdict"
 done
 for name in "$@"; do
     [[ $known == *" $name "* ]] || { echo "$name: expected one of$known"; exit 2; }
