@@ -113,3 +113,23 @@ template <class J> std::string json_string(const J& j, const std::string& key, c
     check(v.is_string(), "%s: \"%s\": expected a string, got %s", what.c_str(), key.c_str(), json_excerpt(v).c_str());
     return v.template get<std::string>();
 }
+
+// An error unless every key of an object is known: in `values`, with one of the values listed there, or in `free`,
+// "key key", with any value. kind: of the file, "a gpt2"; changes: what an unknown key may change
+inline void check_keys(const Json& j, const Json& values, const std::string& free, const std::string& kind,
+                       const char* changes, const std::string& what) {
+    for (const auto& item : j.items()) {
+        const std::string& key = item.key();
+        const auto listed = values.find(key);
+        if (listed != values.end()) {
+            check(std::find(listed->begin(), listed->end(), item.value()) != listed->end(), "%s: %s: expected %s, "
+                  "which is what is computed here, got %s", what.c_str(), key.c_str(),
+                  json_excerpt(listed->front()).c_str(), json_excerpt(item.value()).c_str());
+            continue;
+        }
+        const bool known = key.find(' ') == std::string::npos &&
+                           (" " + free + " ").find(" " + key + " ") != std::string::npos;
+        check(known, "%s: \"%s\" is not a known key of %s, and may change %s; remove it if it does not", what.c_str(),
+              printable(key).c_str(), kind.c_str(), changes);
+    }
+}

@@ -868,6 +868,22 @@ TEST_CASE("import: Hugging Face's GPT-2, with and without the prefix and the buf
     CHECK(read_config(dir.path)["n_layer"] == L);
     CHECK(read_config(path)["vocab_size"] == V);
     for (const std::string& from : {path, dir.path}) { fill_both(from); }
+    // the matrix that is tied may have the name of the head, and LayerNorms their old names
+    std::vector<SafetensorsItem> items = hf_items(prefix, false);
+    for (SafetensorsItem& item : items) {
+        const size_t end = item.name.rfind('.');
+        const bool norm = contains(item.name, "ln_");
+        if (item.name == prefix + "wte.weight") { item.name = "lm_head.weight"; }
+        if (norm) { item.name = item.name.substr(0, end) + (ends_with(item.name, "weight") ? ".gamma" : ".beta"); }
+    }
+    write_safetensors(path, items);
+    fill_both(path);
+    // the same of a BERT, whose head has a bias, too
+    std::vector<SourceTensor> list = {{"cls.predictions.decoder.weight", {2, 3}, false, nullptr},
+                                      {"cls.predictions.decoder.bias", {2}, false, nullptr}};
+    drop_tied(list, path);
+    CHECK(list[0].name == "embeddings.word_embeddings.weight");
+    CHECK(list[1].name == "cls.predictions.bias");
 }
 
 TEST_CASE("import: foreign weights that do not fit are refused before anything changes") {
@@ -901,6 +917,13 @@ TEST_CASE("import: foreign weights that do not fit are refused before anything c
     io_mkdirs(dir.path + "/empty");
     throws_with([&] { load_into(model, dir.path + "/empty"); },
                 "expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them");
+    for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+        TempDir pickled;
+        write_text(pickled.path + "/" + name, "PK");
+        throws_with([&] { load_into(model, pickled.path); }, pickled.path + ": holds " + name + ", which only PyTorch "
+                    "reads; convert it by python3 -c \"from transformers import AutoModelForPreTraining as M; M.from_"
+                    "pretrained('" + pickled.path + "').save_pretrained('" + pickled.path + "')\"");
+    }
     write_text(dir.path + "/text", std::string(2000, 'x'));
     throws_with([&] { load_into(model, dir.path + "/text"); }, "magic");
 }
@@ -938,12 +961,15 @@ TEST_CASE("import: config.json must be of the model that is computed here") {
         {GPT2_KEYS, "num_hidden_layers", "2", "\"num_hidden_layers\" is not a known key"},    // n_layer's other name
         {GPT2_KEYS, "auto_map", "{}", "\"auto_map\" is not a known key"},
         {GPT2_KEYS, "window", "3", "\"window\" is not a known key"},
+        {GPT2_KEYS, "n_inner", "768", "\"n_inner\": expected an integer from 3072 to 3072, got 768"},
         {GPT2_KEYS, "n_ctx n_inner", "0", "\"n_ctx n_inner\" is not a known key"},
         {GPT2_KEYS, "sc\\u001bale", "1", "\"sc\\x1bale\" is not a known key of a gpt2, and may change what"},
         {BERT_KEYS, "hidden_act", "\"gelu_new\"", "hidden_act: expected \"gelu\""},
         {BERT_KEYS, "layer_norm_eps", "1e-5", "layer_norm_eps: expected 1e-12"},
         {BERT_KEYS, "position_embedding_type", "\"relative_key\"", "position_embedding_type: expected \"absolute\""},
         {BERT_KEYS, "is_decoder", "true", "is_decoder: expected false"},
+        {BERT_KEYS, "intermediate_size", "768", "\"intermediate_size\": expected an integer from 3072 to 3072, got"},
+        {BERT_KEYS, "type_vocab_size", "1", "type_vocab_size: expected 2"},
         {BERT_KEYS, "embedding_size", "128", "\"embedding_size\" is not a known key of a bert"}};
     for (const Change& c : changes) {
         const bool bert = c.keys.type == std::string("bert");

@@ -175,6 +175,11 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
     s.path = dir;
     if (is_directory(dir)) {
         const bool whole = path_exists(dir + "/" + WEIGHTS_FILE), split = path_exists(dir + "/" + INDEX_FILE);
+        for (const char* name : {"pytorch_model.bin", "pytorch_model.bin.index.json"}) {
+            check(whole || split || !path_exists(dir + "/" + name), "%s: holds %s, which only PyTorch reads; convert it"
+                  " by python3 -c \"from transformers import AutoModelForPreTraining as M; M.from_pretrained('%s')."
+                  "save_pretrained('%s')\"", dir.c_str(), name, dir.c_str(), dir.c_str());
+        }
         check(whole || split,
               "%s: expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them "
               "(--load takes a checkpoint, a Hugging Face directory with safetensors files, or llm.c's .bin)",
@@ -213,8 +218,8 @@ inline std::string strip_prefix(std::string name) {
     for (const char* prefix : {"transformer.", "bert."}) {
         if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); }
     }
-    if (ends_with(name, ".LayerNorm.gamma")) { return name.substr(0, name.size() - strlen("gamma")) + "weight"; }
-    if (ends_with(name, ".LayerNorm.beta")) { return name.substr(0, name.size() - strlen("beta")) + "bias"; }
+    if (ends_with(name, ".gamma")) { return name.substr(0, name.size() - strlen("gamma")) + "weight"; }
+    if (ends_with(name, ".beta")) { return name.substr(0, name.size() - strlen("beta")) + "bias"; }
     return name;
 }
 
@@ -236,11 +241,16 @@ const std::map<std::string, std::string> TIED = {
     {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
 
 // Removes tensors from the list that are tied to another one in it; an error if the two differ, as in another model.
+// If only the repetition is there, it gets the name of the tensor that it repeats.
 inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) {
     for (const auto& [name, of] : TIED) {
         const auto head = find_tensor(list, name), kept = find_tensor(list, of);
         if (head == list.end()) { continue; }
-        bool same = kept != list.end() && head->shape == kept->shape;
+        if (kept == list.end()) {
+            head->name = of;
+            continue;
+        }
+        bool same = head->shape == kept->shape;
         const size_t total = same ? shape_size(head->shape, name.c_str()) : 0;
         std::vector<float> a(std::min(total, COPY_BLOCK)), b(a.size());
         for (size_t at = 0; same && at < total; at += a.size()) {
@@ -357,5 +367,9 @@ inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_K
     check_model_type(j, keys, config);
     check_computed(j, keys, config);
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { json_int(j, key, 1, INT32_MAX, config); }
+    const int64_t hidden = 4 * json_int(j, keys.C, 1, INT32_MAX, config);       // channels of the MLP
+    for (const char* key : {"n_inner", "intermediate_size"}) {
+        if (j.contains(key) && !j[key].is_null()) { json_int(j, key, hidden, hidden, config); }
+    }
     return j;
 }
