@@ -137,7 +137,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
-        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->decode(id, first))).c_str(), out); }
+        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->shown(id, first))).c_str(), out); }
         else { fprintf(out, "%s%d", first ? "" : " ", id); }
         fflush(out);
     };

@@ -121,10 +121,9 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
 // ----------------------------------------------------------------------------------------------------------
 // the work
 
-// A token as it can be printed: a byte that is only part of a character as \xe2, an id without a token as <30600>
+// A token as it can be printed: a byte that is only part of a character as \xe2
 inline std::string shown_token(const Tokenizer& tokenizer, int id) {
-    if (id >= tokenizer.vocab_size()) { return strprintf("<%d>", id); }
-    const std::string token = tokenizer.decode(id, true);
+    const std::string token = tokenizer.shown(id, true);
     const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;
     return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
 }

@@ -74,7 +74,7 @@ template <class Model> void dump_bias(Model& model, const Run& run, const TokenF
     const std::vector<int> ids = parse_dump_bias(run.o, model.config, tokenizer, val, layer, head);
     std::vector<std::string> labels;
     for (int id : ids) {
-        labels.push_back(tokenizer != nullptr ? tokenizer->decode(id, labels.empty()) : std::to_string(id));
+        labels.push_back(tokenizer != nullptr ? tokenizer->shown(id, labels.empty()) : std::to_string(id));
     }
     write_bias(model, ids, labels, layer, head, run.o.out);
 }

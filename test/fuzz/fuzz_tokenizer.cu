@@ -92,14 +92,14 @@ void fuzz_text(const std::string& text) {
     for (const int id : ids) { streamed += utf8.push(bpe.decode(id)); }
     streamed += utf8.flush();
     must(is_utf8(streamed) && (!is_utf8(text) || streamed == text), "a stream of tokens is UTF-8");
-    bert_words(text, [](const std::string& word, int characters) {
+    bert_words(bert_normalized(text), [](const std::string& word, int characters) {
         int counted = 0;
         for (size_t at = 0; at < word.size(); counted++) {
             must(utf8_next(word, at) != NO_CHARACTER, "words are UTF-8");
         }
         must(counted == characters && characters > 0, "words are counted in characters");
         std::string again;
-        bert_words(word, [&](const std::string& w, int) { again += w; });
+        bert_words(bert_normalized(word), [&](const std::string& w, int) { again += w; });
         must(again == word, "a folded word stays as it is");
     });
 }
@@ -124,7 +124,11 @@ void fuzz_files(int kind, const std::string& bytes) {
         const std::string text = "The caf\xC3\xA9's 100 \xF0\x9F\x98\x80\xFF aaaa  \n";
         const std::vector<int> ids = t.encode(text);
         for (const int id : ids) { must(id >= 0 && id < t.vocab_size(), "ids are in the vocabulary"); }
-        must(t.word_piece || t.decode(ids) == text, "what was encoded comes back");
+        const bool strips = std::any_of(t.settings.added.begin(), t.settings.added.end(), [](const auto& token) {
+            return token.second.lstrip || token.second.rstrip;
+        });
+        const bool exact = !t.word_piece && !t.settings.prefix_space && !strips;
+        must(!exact || t.decode(ids) == text, "what was encoded comes back");
         must(again.encode(text) == ids, "and gives the same ids");
     } catch (const Error& e) {
         must(e.code == EXIT_BAD_INPUT, e.what());

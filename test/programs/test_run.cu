@@ -1787,6 +1787,75 @@ TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is r
     CHECK(Tokenizer::load(bytes).encode("a\xFFz") == std::vector<int>{'a', 255, 'z'});
 }
 
+TEST_CASE("run: weights of other software with more rows than tokens, and added tokens", "[run][vocabulary]") {
+    if (!have_program()) { return; }
+    WithVocabulary place;
+    // 1 a model of 320 rows without our files, and data of 260 tokens
+    write_file(place / "rows.bin", shard(ids_below(320, 4000), 320, 4000));
+    REQUIRE(place.run(place.ids.set("--train_files", place / "rows.bin").set("--pos", "learned")
+                          .set("--out", place / "wide")).code == 0);
+    const std::string dir = place / "foreign";
+    io_mkdirs(dir);
+    for (const char* name : {"/model.safetensors", "/config.json"}) {
+        write_file(dir + name, read_file(step_dir(place / "wide", 12) + name));
+    }
+    Json config = read_json(dir + "/config.json");
+    config.erase("position");
+    write_file(dir + "/config.json", config.dump());
+    const Flags load = Flags().set("--load", dir).with("--threads 1");
+    const Flags ids = load.set("--val_files", place / "ids.bin").with("--eval_lengths 32");
+    const Outcome known = place.run(ids);
+    REQUIRE(known.code == 0);
+    CHECK(contains(known.err, "the model has 320 rows for the 260 tokens of the data; its softmax is over all"));
+    write_file(place / "same.bin", shard(ids_below(260, 4000), 320, 4000));        // the same ids
+    const Outcome same = place.run(ids.set("--val_files", place / "same.bin"));
+    CHECK(!contains(same.err, "320 rows"));
+    CHECK(same.out == known.out);
+    write_file(place / "more.bin", shard(ids_below(321, 4000), 321, 4000));
+    check_refused(place, {ids.set("--val_files", place / "more.bin"), {"a vocabulary of 321", "one of 320"}});
+    check_refused(place, {ids.set("--val_files", place / "train.txt"), {"a vocabulary of 256", "one of 320"}});
+    // 2 its tokenizer, with a token that is added and one that the model has room for
+    write_file(dir + "/vocab.json", read_file(place.vocab));
+    write_file(dir + "/merges.txt", read_file(place.merges));
+    write_file(dir + "/added_tokens.json", R"({"[PAD] x": 260})");
+    write_file(dir + "/tokenizer_config.json", R"({"add_prefix_space": true})");
+    const Flags train = place.ids.set("--load", dir).without("--model").without("--pos").set("--out", place / "tuned");
+    const Outcome tuned = place.run(train);
+    INFO(tuned.err);
+    REQUIRE(tuned.code == 0);
+    CHECK(contains(tuned.err, "vocab.json: has 261 tokens, and the model has 320 rows"));
+    const std::string step = step_dir(place / "tuned", 12);
+    CHECK(config_of(step).at("vocab_size") == 320);
+    CHECK(Tokenizer::load(step).same(Tokenizer::load(dir)));
+    CHECK(Tokenizer::load(step).encode("[PAD] xthe") == std::vector<int>{260, 258});
+    REQUIRE(place.run(train.without("--load").with("--resume 1 --steps 24 --allow_change steps")).code == 0);
+    // 3 ids without a token are shown as numbers
+    const Outcome text = place.run(load.with("--tokens 30 --seed 3").set("--generate", "the[PAD] x"));
+    REQUIRE(text.code == 0);
+    CHECK(contains(text.out, " the[PAD] x"));
+    CHECK(text.out.find_first_of('<') != std::string::npos);
+    // 4 a tokenizer that cannot be read gives a notice, as the weights have a use without text
+    for (const char* bad : {R"({"x": 261})", R"({"[PAD] x": 260, "x": 262})"}) {
+        write_file(dir + "/added_tokens.json", bad);
+        const Outcome o = place.run(ids);
+        CHECK(o.code == 0);
+        CHECK(contains(o.err, "or not the next free one"));
+        CHECK(contains(o.err, "tokens are shown as ids"));
+    }
+    // 5 a model of 256 rows reads bytes, and no other 256 tokens
+    REQUIRE(place.run(place.base.set("--pos", "learned").set("--out", place / "bytes")).code == 0);
+    const std::string bytes = place / "foreign_bytes";
+    io_mkdirs(bytes);
+    for (const char* name : {"/model.safetensors", "/config.json"}) {
+        write_file(bytes + name, read_file(step_dir(place / "bytes", 12) + name));
+    }
+    Json turned;
+    for (int b = 0; b < 256; b++) { turned[Bpe::spell(std::string(1, (char)b))] = 255 - b; }
+    write_file(bytes + "/vocab.json", turned.dump());
+    write_file(bytes + "/merges.txt", "#version: 0.2\n");
+    check_refused(place, {Flags().set("--load", bytes).set("--generate", "a"), {"vocab.json", "the 256 bytes"}});
+}
+
 TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
     if (!have_program()) { return; }
     Place place;

@@ -587,6 +587,7 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
         write_file(path, j.dump());
         return Tokenizer::load(dir.path);
     };
+    // 1 what is read
     CHECK(load(good).vocab_size() == 259);
     CHECK(load(good).eot == 258);
     CHECK(token_text(load(good), "the") == "the");
@@ -600,13 +601,14 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
     CHECK(load(bert).word_piece);
     CHECK(load(bert).encode("The then, x") == std::vector<int>{3, 3, 4, 1, 1});
 
+    // 2 what is refused
     const struct { const nlohmann::json& of; const char *at, *value, *said; } table[] = {
         {good, "/model/type", "\"Unigram\"", "expected a model of type BPE or WordPiece, got \"Unigram\""},
         {good, "/model/type", "\"\\u001b[2J\"", "got \"\\x1b[2J\""},
         {good, "/normalizer", "{\"type\": \"NFC\"}", "normalizer: expected null, got an object of 1"},
         {good, "/pre_tokenizer", "null", "pre_tokenizer.type: expected \"ByteLevel\", got null"},
         {good, "/pre_tokenizer/type", "\"Split\"", "pre_tokenizer.type: expected \"ByteLevel\", got \"Split\""},
-        {good, "/pre_tokenizer/add_prefix_space", "true", "pre_tokenizer.add_prefix_space: expected false, got true"},
+        {good, "/pre_tokenizer/add_prefix_space", "1", "pre_tokenizer.add_prefix_space: expected true or false, got 1"},
         {good, "/pre_tokenizer/use_regex", "false", "pre_tokenizer.use_regex: expected true, got false"},
         {good, "/model/dropout", "0.1", "model.dropout: expected null, got 0.1"},
         {good, "/model/vocab", "[]", "expected an object of 1 to"},
@@ -614,12 +616,18 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
         {good, "/model/merges", "[\"t\"]", "expected two tokens with a space between them, got \"t\""},
         {good, "/model/merges", "[[\"t\"]]", "merges: expected two tokens, got an array of 1"},
         {good, "/model/merges", "[[\"t\", 1]]", "merges: expected two tokens, got an array of 2"},
-        {good, "/added_tokens/0/id", "259", "\"id\": expected an integer from 0 to 258, got 259"},
+        {good, "/added_tokens/0/id", "259", "\"<|endoftext|>\" has the id 259 of another token, or not the next free"},
         {good, "/added_tokens/0/id", "5", "added_tokens: \"<|endoftext|>\" has the id 5 of another token"},
-        {good, "/added_tokens/0/special", "false", "added_tokens: expected only special tokens"},
+        {good, "/added_tokens/0/id", "-1", "\"id\": expected an integer from 0 to 1048576, got -1"},
+        {good, "/added_tokens/0/content", "\"\"", "added_tokens: \"\" has the id 258 of another token"},
+        {good, "/added_tokens/0/single_word", "true", "\"<|endoftext|>\": single_word: expected false, got true"},
+        {good, "/post_processor", "{\"type\": \"RobertaProcessing\"}", "post_processor: expected \"A\" around a text"},
+        {bert, "/post_processor", "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}]}",
+         "post_processor: expected \"[CLS] A [SEP]\" around a text A, got \"A\" (TemplateProcessing)"},
         {good, "/added_tokens", "7", "added_tokens: expected a list, got 7"},
-        {bert, "/normalizer/lowercase", "false", "normalizer.lowercase: expected true, got false"},
-        {bert, "/normalizer/strip_accents", "false", "normalizer.strip_accents: expected true, got false"},
+        {bert, "/normalizer/lowercase", "0", "normalizer.lowercase: expected true or false, got 0"},
+        {bert, "/normalizer/clean_text", "false", "normalizer.clean_text: expected true, got false"},
+        {bert, "/normalizer/strip_accents", "false", "strip_accents: expected true, as lower case, got false"},
         {bert, "/normalizer", "null", "normalizer.type: expected \"BertNormalizer\", got null"},
         {bert, "/pre_tokenizer/type", "\"Whitespace\"", "expected \"BertPreTokenizer\", got \"Whitespace\""},
         {bert, "/model/unk_token", "\"[PAD]\"", "model.unk_token: expected \"[UNK]\", got \"[PAD]\""},
@@ -634,6 +642,179 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
         INFO(row.at << " = " << row.value);
         CHECK(refused(path, row.said) == 2);
         CHECK(refused(path, path + ": ") == 2);
+    }
+}
+
+// The files of a directory, in the order of their names
+void write_files(const TempDir& dir, const std::map<std::string, std::string>& files) {
+    for (const std::string& name : list_directory(dir.path)) { io_unlink(dir / name); }
+    for (const auto& [name, text] : files) { write_file(dir / name, text); }
+}
+
+TEST_CASE("tokenizer: settings beside a vocabulary are honoured, or refused by name", "[tokenizer][asan]") {
+    TempDir dir, copy;
+    const std::string pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nParis\nparis\n\xC3\xA9\ne\n\xE4\xBD\xA0\n";
+    const std::string text = "Paris paris \xC3\xA9 \xE4\xBD\xA0\xE4\xBD\xA0";
+    SmallBpe bpe;
+    bpe.merge(" ", "a");
+    const std::string vocabulary = encoder_json(bpe.tokens), merges = bpe.merges_text();
+    // 1 of BERT: what transformers gives for the text
+    const struct { const char *config, *tokens; } read[] = {
+        {"{}", "paris|paris|e|\xE4\xBD\xA0|\xE4\xBD\xA0"},
+        {R"({"do_lower_case": false})", "Paris|paris|\xC3\xA9|\xE4\xBD\xA0|\xE4\xBD\xA0"},
+        {R"({"do_lower_case": false, "strip_accents": false})", "Paris|paris|\xC3\xA9|\xE4\xBD\xA0|\xE4\xBD\xA0"},
+        {R"({"tokenizer_class": "BertTokenizerFast", "tokenize_chinese_chars": false, "never_split": null})",
+         "paris|paris|e|[UNK]"}};
+    for (const auto& row : read) {
+        INFO(row.config);
+        write_files(dir, {{"vocab.txt", pieces}, {"tokenizer_config.json", row.config}});
+        CHECK(token_text(Tokenizer::load(dir.path), text) == row.tokens);
+        CHECK(token_text(Tokenizer::load(dir / "vocab.txt"), text) == row.tokens);
+    }
+    // 2 of GPT-2: a space before a text, and after each added token
+    const std::string spaced = R"({"add_prefix_space": true, "eos_token": "[PAD]"})";
+    write_files(dir, {{"vocab.json", vocabulary}, {"merges.txt", merges}, {"tokenizer_config.json", spaced}});
+    CHECK(token_text(Tokenizer::load(dir.path), "a[PAD]a\na") == " a|[PAD]| a|\n|a");
+    CHECK(token_text(Tokenizer::load(dir.path), " a") == " a");
+    CHECK(Tokenizer::load(dir.path).encode("").empty());
+    CHECK(Tokenizer::load(dir.path).eot == 257);
+    // 3 refused
+    const struct { const char *name, *text, *said; } table[] = {
+        {"tokenizer_config.json", R"({"strip_accents": false})", "strip_accents: expected true, as lower case, got"},
+        {"tokenizer_config.json", R"({"do_lower_case": "no"})", "do_lower_case: expected true or false, got \"no\""},
+        {"tokenizer_config.json", R"({"do_basic_tokenize": false})", "do_basic_tokenize: expected true"},
+        {"tokenizer_config.json", R"({"never_split": ["a"]})", "never_split: expected null"},
+        {"tokenizer_config.json", R"({"split_special_tokens": true})", "split_special_tokens: expected false"},
+        {"tokenizer_config.json", R"({"add_bos_token": true})", "add_bos_token: expected false"},
+        {"tokenizer_config.json", R"({"unk_token": "[PAD]"})", "unk_token: expected \"[UNK]\", got \"[PAD]\""},
+        {"tokenizer_config.json", R"({"mecab_kwargs": {}})", "\"mecab_kwargs\" is not a known key of a tokenizer"},
+        {"tokenizer_config.json", R"({"tokenizer_class": "BertJapaneseTokenizer"})",
+         "tokenizer_class: expected \"BertTokenizer\" for " },
+        {"config.json", R"({"model_type": "gpt2"})", "tokenizer_class: expected \"BertTokenizer\""},
+        {"special_tokens_map.json", R"({"cls_token": {"content": "<s>"}})", "cls_token: expected \"[CLS]\", got \"<s>"},
+        {"tokenizer_config.json", "[]", "tokenizer_config.json: expected an object"},
+        {"tokenizer.json", R"({"model": {"type": "WordPiece", "vocab": {"[UNK]": 0}},
+            "normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}})",
+         "expected the vocabulary and the merges of "}};
+    for (const auto& row : table) {
+        INFO(row.text);
+        write_files(dir, {{"vocab.txt", pieces}, {row.name, row.text}});
+        CHECK(refused(dir.path, row.said) == 2);
+        CHECK(refused(dir / "vocab.txt", std::string("/") + row.name) == 2);
+    }
+    // 4 tokenizer.json beside the vocabulary is read, and must have what the configuration has, or its class without it
+    nlohmann::json whole = word_pieces_json();
+    whole["normalizer"]["lowercase"] = false;
+    const std::string lines = "[PAD]\n[UNK]\n[CLS]\nthe\n##n\n";
+    write_files(dir, {{"vocab.txt", lines}, {"tokenizer.json", whole.dump()}});
+    CHECK(token_text(Tokenizer::load(dir.path), "then Then [CLS]") == "the|##n|[UNK]|[UNK]|[UNK]|[UNK]");
+    CHECK(written_names(Tokenizer::load(dir.path)) == "tokenizer.json");
+    const std::string said = "do_lower_case: expected false, as normalizer.lowercase of ";
+    write_file(dir / "config.json", R"({"model_type": "bert"})");
+    CHECK(refused(dir.path, said) == 2);
+    CHECK(refused(dir.path, "got true, transformers' value without this key") == 2);
+    write_file(dir / "tokenizer_config.json", R"({"tokenizer_class": "PreTrainedTokenizerFast"})");
+    CHECK(token_text(Tokenizer::load(dir.path), "then Then") == "the|##n|[UNK]");
+    write_file(dir / "tokenizer_config.json", R"({"do_lower_case": true})");
+    CHECK(refused(dir.path, said) == 2);
+    write_file(dir / "tokenizer_config.json", R"({"do_lower_case": false})");
+    CHECK(token_text(Tokenizer::load(dir.path), "then Then [CLS]") == "the|##n|[UNK]|[CLS]");    // its class adds it
+    // another split, though vocab.json and merges.txt are there
+    nlohmann::json split = tokenizer_json(bpe);
+    split["pre_tokenizer"] = {{"type", "Sequence"}};
+    write_files(dir, {{"vocab.json", vocabulary}, {"merges.txt", merges}, {"tokenizer.json", split.dump()}});
+    CHECK(refused(dir.path, "tokenizer.json: pre_tokenizer.type: expected \"ByteLevel\", got \"Sequence\"") == 2);
+    write_files(dir, {{"vocab.json", vocabulary}, {"merges.txt", "#version: 0.2\n"},
+                      {"tokenizer.json", tokenizer_json(bpe).dump()}});
+    CHECK(token_text(Tokenizer::load(dir.path), " a") == " a");             // no merges to compare
+    SmallBpe other = bpe;
+    other.merge("b", "c");
+    write_files(dir, {{"vocab.json", encoder_json(other.tokens)}, {"merges.txt", other.merges_text()},
+                      {"tokenizer.json", tokenizer_json(bpe).dump()}});
+    CHECK(refused(dir.path, "expected the vocabulary and the merges of " + (dir / "vocab.json")) == 2);
+}
+
+TEST_CASE("tokenizer: added tokens are found whole, wherever they are listed", "[tokenizer][asan]") {
+    TempDir dir;
+    SmallBpe bpe;
+    bpe.merge("a", "b");
+    bpe.merge("p", "a");
+    const std::string vocabulary = encoder_json(bpe.tokens), merges = bpe.merges_text();
+    const std::string file = "tokenizer_config.json";
+    const auto load = [&](std::map<std::string, std::string> more) {
+        more.insert({{"vocab.json", vocabulary}, {"merges.txt", merges}});
+        write_files(dir, more);
+        return Tokenizer::load(dir.path);
+    };
+    // 1 the same tokens by each of the lists
+    nlohmann::json whole = tokenizer_json(bpe);
+    whole["added_tokens"] = {{{"id", 258}, {"content", "pad me"}}, {{"id", 259}, {"content", "\xC3\xA9"}}};
+    const std::map<std::string, std::string> lists[] = {
+        {{"added_tokens.json", R"({"\u00e9": 259, "pad me": 258})"}},
+        {{"added_tokens.json", R"({"pad me": 258})"}, {"special_tokens_map.json", R"({"pad_token": "\u00e9"})"}},
+        {{file, R"({"added_tokens_decoder": {"259": {"content": "\u00e9"}, "258": {"content": "pad me"}}})"},
+         {"added_tokens.json", R"({"not read": 258})"}},
+        {{file, R"({"additional_special_tokens": ["pad me", {"content": "\u00e9"}]})"}},
+        {{file, R"({"bos_token": "pad me", "unk_token": {"content": "\u00e9"}, "eos_token": null})"}},
+        {{"tokenizer.json", whole.dump()}}};
+    for (const auto& list : lists) {
+        const Tokenizer t = load(list);
+        INFO(list.begin()->first << " " << list.begin()->second);
+        CHECK(t.vocab_size() == 260);
+        CHECK(token_text(t, "ab pad mepad\xC3\xA9 ") == "ab| |pad me|pa|d|\xC3\xA9| ");
+        CHECK(t.decode(t.encode("ab pad me")) == "ab pad me");
+    }
+    // 2 white space on a side of them; the longest first; those that are not normalized before those that are
+    const Tokenizer strips = load({{file, R"({"added_tokens_decoder": {
+        "258": {"content": "<x>", "lstrip": true, "rstrip": true}, "259": {"content": "<y>", "lstrip": true},
+        "260": {"content": " "}, "261": {"content": "q<x>"}, "262": {"content": "<y>z"},
+        "263": {"content": "b<", "special": true}}})"}});
+    const struct { const char* text; const char* tokens; } table[] = {
+        {"a<x>\t\n\xC2\xA0" "b", "a|<x>|b"}, {"a\xC2\xA0<x>", "a|<x>"}, {"a\n<y>\n", "a|<y>|\n"}, {"q<x>", "q<x>"},
+        {"<y>z<y>", "<y>z|<y>"}, {"ab<x>", "a|b<|x|>"}, {"a <x>  <y>", "a| |<x>| | |<y>"}, {" ", " "}};
+    for (const auto& row : table) {
+        INFO(row.text);
+        CHECK(token_text(strips, row.text) == row.tokens);
+    }
+    // 3 a special token that the vocabulary has is one in a directory of transformers, and plain text elsewhere
+    std::vector<std::string> tokens = bpe.tokens;
+    tokens.push_back("<|endoftext|>");
+    const auto with_end = [&](const std::string& name, const std::string& text) {
+        write_files(dir, {{"vocab.json", encoder_json(tokens)}, {"merges.txt", merges}, {name, text}});
+        return Tokenizer::load(dir.path).encode("<|endoftext|>").size();
+    };
+    CHECK(with_end("config.json", R"({"model_type": "gpt2"})") == 1);
+    CHECK(with_end("special_tokens_map.json", R"({"eos_token": "<|endoftext|>"})") == 1);
+    CHECK(with_end("config.json", "{}") == 13);
+    // 4 of BERT: added tokens are searched for in lower case, special ones as they are; none is a piece of a word
+    const std::string pieces = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\na\n##s\n";
+    write_files(dir, {{"vocab.txt", pieces}, {"special_tokens_map.json", R"({"additional_special_tokens": ["<B>"]})"},
+                      {"added_tokens.json", R"({"New\u00e9": 7, "<B>": 8})"}});
+    CHECK(token_text(Tokenizer::load(dir.path), "a NEWEs <B> <b>as") ==
+          "a|New\xC3\xA9|[UNK]|<B>|[UNK]|[UNK]|[UNK]|a|##s");
+    // 5 a vocabulary may have them inside, spelled as text, and without a merge
+    tokens = bpe.tokens;
+    tokens.insert(tokens.begin() + 9, "no merge");
+    nlohmann::json inside = tokenizer_json(bpe);
+    inside["model"]["vocab"] = parse_json<nlohmann::json>(encoder_json(tokens), "vocab");
+    inside["model"]["vocab"].erase(spelled("no merge"));
+    inside["model"]["vocab"]["no merge"] = 9;
+    inside["added_tokens"] = {{{"id", 9}, {"content", "no merge"}}};
+    write_files(dir, {{"tokenizer.json", inside.dump()}});
+    CHECK(token_text(Tokenizer::load(dir.path), "abno merge") == "ab|no merge");
+    // 6 refused
+    const struct { const char *name, *text, *said; } bad[] = {
+        {"added_tokens.json", R"({"x": 300})", "\"x\" has the id 300 of another token, or not the next free one, 258"},
+        {"added_tokens.json", R"({"x": 3})", "added_tokens: \"x\" has the id 3 of another token"},
+        {"added_tokens.json", R"({"x": "258"})", "added_tokens.json: \"x\": expected an integer"},
+        {"added_tokens.json", R"({"x": 258, "y": 258})", "\"y\" has the id 258 of another token"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"258": {"content": "x", "single_word": true}}})",
+         "added_tokens_decoder: \"x\": single_word: expected false, got true"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": {"258": {"content": ""}}})", "has the id 258 of another"},
+        {"tokenizer_config.json", R"({"added_tokens_decoder": 1})", "added_tokens_decoder: expected a list, got 1"}};
+    for (const auto& row : bad) {
+        INFO(row.text);
+        CHECK(throws_with([&] { load({{row.name, row.text}}); }, row.said) == 2);
     }
 }
 

@@ -63,7 +63,7 @@ std::string gpt2_cut(const std::string& text) {
 }
 std::string bert_cut(const std::string& text) {
     std::vector<std::string> words;
-    bert_words(text, [&](const std::string& word, int) { words.push_back(word); });
+    bert_words(bert_normalized(text), [&](const std::string& word, int) { words.push_back(word); });
     return joined(words);
 }
 

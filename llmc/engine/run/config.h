@@ -203,9 +203,14 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     const bool same_shape = c.L == asked.L && c.NH == asked.NH && c.C == asked.C;
     check(!o.is_given("model") || same_shape, "--model %s: %s holds a model of %d,%d,%d", o.model.c_str(),
           path.c_str(), c.L, c.NH, c.C);
-    check(data_vocab == 0 || data_vocab == c.V,
+    const bool bytes = data_vocab == (strcmp(keys.type, BERT_KEYS.type) == 0 ? BYTE_VOCAB : 256);
+    check(data_vocab == c.V || (data_vocab < c.V && !bytes),
           "--train_files, --val_files: the data has a vocabulary of %d, the model in %s one of %d", data_vocab,
           path.c_str(), c.V);
+    if (data_vocab > 0 && data_vocab < c.V && comm().rank == 0) {
+        say("%s: the model has %d rows for the %d tokens of the data; its softmax is over all of them", path.c_str(),
+            c.V, data_vocab);
+    }
     if (!o.is_given("T")) { c.T = trained; }
     if (j.contains("position")) {
         c.position = position_from_json(j["position"], trained, path);
@@ -251,9 +256,17 @@ template <class Config> void resolve_softmax(Options& o, Config& c, const std::s
 
 inline bool is_bytes(const Tokenizer& t) { return !t.word_piece && t.tokens == Tokenizer::bytes().tokens; }
 
-// The tokenizer beside a model's weights, or null. One of an unknown kind is ignored with a notice if other software
-// wrote the model; in a checkpoint of this program it is an error.
-inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
+// An error unless every id of the tokenizer is one of the model's V; fewer give a notice. what: names the tokenizer
+inline void check_fits(const Tokenizer& t, const std::string& what, int V) {
+    check(t.vocab_size() <= V, "%s: expected the model's %d tokens, got %d", what.c_str(), V, t.vocab_size());
+    if (t.vocab_size() < V && comm().rank == 0) {
+        say("%s: has %d tokens, and the model has %d rows", what.c_str(), t.vocab_size(), V);
+    }
+}
+
+// The tokenizer beside the weights of a model with V tokens, or null. One of an unknown kind, or with more tokens, is
+// ignored with a notice if other software wrote the model; in a checkpoint of this program it is an error.
+inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source, int V) {
     if (source.empty()) { return nullptr; }
     const size_t slash = source.rfind('/');
     std::string dir = source;
@@ -264,7 +277,9 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
     }
     if (!found) { return nullptr; }
     try {
-        return std::make_unique<Tokenizer>(Tokenizer::load(dir));
+        auto t = std::make_unique<Tokenizer>(Tokenizer::load(dir));
+        if (V != 256) { check_fits(*t, t->path, V); }
+        return t;
     } catch (const Error& e) {
         if (path_exists(dir + "/manifest.json")) { throw; }
         if (comm().rank == 0) { say("%s; tokens are shown as ids (--tokenizer)", e.what()); }
@@ -273,71 +288,38 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source) {
 }
 
 // The tokenizer of a model with V tokens: --tokenizer, or the one beside its weights (`source`, a directory or a file),
-// or bytes; null if there is none. A resumed run keeps its checkpoint's.
+// or bytes; null if there is none. A resumed run keeps its checkpoint's. Weights from elsewhere may have more rows.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
                                                  int V) {
     const Doing reading("reading the tokenizer");
     std::unique_ptr<Tokenizer> t;
     if (!flag.empty()) { t = std::make_unique<Tokenizer>(Tokenizer::load(flag)); }
     if (t != nullptr) {
-        check(t->vocab_size() == V, "--tokenizer %s: expected the model's %d tokens, got %d", t->path.c_str(), V,
+        const std::string name = "--tokenizer " + t->path;
+        check(!source.empty() || t->vocab_size() == V, "%s: expected the model's %d tokens, got %d", name.c_str(), V,
               t->vocab_size());
-        check(V != 256 || is_bytes(*t), "--tokenizer %s: expected the 256 bytes in their order, as the tokens of this "
-              "model are bytes; leave it out", t->path.c_str());
+        check_fits(*t, name, V);
+    }
+    if (t != nullptr && !resumed && V != 256) { return t; }
+    std::unique_ptr<Tokenizer> stored = stored_tokenizer(source, V);
+    for (const Tokenizer* other : {t.get(), stored.get()}) {
+        const std::vector<std::string> bytes = Tokenizer::bytes().tokens;
+        const bool fits = V != 256 || other == nullptr || (other->vocab_size() >= V && !other->word_piece &&
+                          std::equal(bytes.begin(), bytes.end(), other->tokens.begin()));
+        check(fits, "%s%s: expected the 256 bytes in their order, as the tokens of this model are bytes; leave it out",
+              other == t.get() ? "--tokenizer " : "", other->path.c_str());
     }
     if (V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
-    if (t != nullptr && !resumed) { return t; }
-    std::unique_ptr<Tokenizer> stored = stored_tokenizer(source);
     if (stored == nullptr) { return t; }
-    check(stored->vocab_size() == V, "%s: expected the model's %d tokens, got %d", stored->path.c_str(), V,
-          stored->vocab_size());
-    check(t == nullptr || t->tokens == stored->tokens, "--tokenizer %s: its tokens are not those of %s, with which the "
-          "run began; leave it out", t->path.c_str(), stored->path.c_str());
+    check(t == nullptr || t->same(*stored), "--tokenizer %s: its tokens are not those of %s, with which the run began; "
+          "leave it out", t->path.c_str(), stored->path.c_str());
     const bool better = t != nullptr && t->cannot_encode.empty() && !stored->cannot_encode.empty();
     return better ? std::move(t) : std::move(stored);
 }
 
-// tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
-// special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
-// find it in texts with that character.
-inline Json byte_tokenizer_json(bool bert) {
-    Json vocab = Json::object(), added = Json::array(), around;
-    const auto add_special = [&](const std::string& name, int id) {
-        vocab[name] = id;
-        added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
-                         {"normalized", false}, {"special", true}});
-    };
-    if (!bert) { add_special(std::string(1, '\0'), 0); }
-    for (int b = bert ? 0 : 1; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
-    if (bert) {
-        const SpecialTokens s = special_tokens(BYTE_VOCAB);
-        add_special("[PAD]", s.pad);
-        add_special("[CLS]", s.cls);
-        add_special("[SEP]", s.sep);
-        add_special("[MASK]", s.mask);
-        const auto token = [](const char* name) { return Json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
-        const auto text = [](const char* name) { return Json{{"Sequence", {{"id", name}, {"type_id", 0}}}}; };
-        const auto ids = [](const char* name, int id) {
-            return Json{{"id", name}, {"ids", Json::array({id})}, {"tokens", Json::array({name})}};
-        };
-        const Json cls = token("[CLS]"), sep = token("[SEP]");
-        around = {{"type", "TemplateProcessing"},
-                  {"single", Json::array({cls, text("A"), sep})},
-                  {"pair", Json::array({cls, text("A"), sep, text("B"), sep})},
-                  {"special_tokens", {{"[CLS]", ids("[CLS]", s.cls)}, {"[SEP]", ids("[SEP]", s.sep)}}}};
-    }
-    const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
-                        {"use_regex", true}};
-    return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-            {"normalizer", nullptr}, {"pre_tokenizer", level}, {"post_processor", around}, {"decoder", level},
-            {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
-                       {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocab},
-                       {"merges", Json::array()}}}};
-}
-
 // tokenizer_config.json. longest: the most tokens that the model can read, 0: any number
 inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
+    bert = bert || t.word_piece;
     const bool one_file = is_bytes(t) || t.files[0].first == "tokenizer.json";
     const int special = is_bytes(t) ? 0 : t.eot;
     const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
@@ -347,18 +329,22 @@ inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     if (!bert) {
         for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
         j["model_input_names"] = {"input_ids", "attention_mask"};
-        if (!one_file) { j["add_prefix_space"] = false; }
-        return j;
-    }
-    if (!one_file) {
+        if (!one_file) { j["add_prefix_space"] = t.settings.prefix_space; }
+    } else if (!one_file) {
         j["tokenizer_class"] = "BertTokenizer";
-        j["do_lower_case"] = true;
+        j["do_lower_case"] = t.settings.bert.folds;
+        if (!t.settings.bert.splits_chinese) { j["tokenize_chinese_chars"] = false; }
     }
+    for (const auto& [id, token] : t.settings.added) {
+        j["added_tokens_decoder"][std::to_string(id)] = token.json();
+    }
+    if (!bert) { return j; }
     const std::pair<const char*, const char*> names[] = {
         {"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
         {"mask_token", "[MASK]"}};
     for (const auto& n : names) {
-        if (t.word_piece || strcmp(n.second, "[UNK]") != 0) { j[n.first] = n.second; }      // bytes need none
+        const bool has = std::count(t.tokens.begin(), t.tokens.end(), n.second) > 0;
+        if (t.word_piece ? has : strcmp(n.second, "[UNK]") != 0) { j[n.first] = n.second; }     // bytes need none
     }
     return j;
 }
@@ -375,7 +361,7 @@ inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const T
         if (is_bytes(t)) { files = {{"tokenizer.json", json_text(byte_tokenizer_json(bert), 1) + "\n"}}; }
         const char* reach = bert ? BERT_KEYS.T : GPT2_KEYS.T;
         const int64_t longest = learned ? json_int(config, reach, 1, INT32_MAX, "config") : 0;
-        if (t.cannot_encode.empty() && (bert || !t.word_piece)) {
+        if (t.cannot_encode.empty()) {
             files.push_back({"tokenizer_config.json", json_text(tokenizer_config(t, bert, longest), 2) + "\n"});
         }
     }

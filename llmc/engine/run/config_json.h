@@ -327,3 +327,42 @@ template <class Config> Json bert_json(const Config& c) {
     set_version_json(j, c.position);
     return j;
 }
+
+// tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
+// special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
+// find it in texts with that character.
+inline Json byte_tokenizer_json(bool bert) {
+    Json vocab = Json::object(), added = Json::array(), around;
+    const auto add_special = [&](const std::string& name, int id) {
+        vocab[name] = id;
+        added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
+                         {"normalized", false}, {"special", true}});
+    };
+    if (!bert) { add_special(std::string(1, '\0'), 0); }
+    for (int b = bert ? 0 : 1; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
+    if (bert) {
+        const SpecialTokens s = special_tokens(BYTE_VOCAB);
+        add_special("[PAD]", s.pad);
+        add_special("[CLS]", s.cls);
+        add_special("[SEP]", s.sep);
+        add_special("[MASK]", s.mask);
+        const auto token = [](const char* name) { return Json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
+        const auto text = [](const char* name) { return Json{{"Sequence", {{"id", name}, {"type_id", 0}}}}; };
+        const auto ids = [](const char* name, int id) {
+            return Json{{"id", name}, {"ids", Json::array({id})}, {"tokens", Json::array({name})}};
+        };
+        const Json cls = token("[CLS]"), sep = token("[SEP]");
+        around = {{"type", "TemplateProcessing"},
+                  {"single", Json::array({cls, text("A"), sep})},
+                  {"pair", Json::array({cls, text("A"), sep, text("B"), sep})},
+                  {"special_tokens", {{"[CLS]", ids("[CLS]", s.cls)}, {"[SEP]", ids("[SEP]", s.sep)}}}};
+    }
+    const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
+                        {"use_regex", true}};
+    return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
+            {"normalizer", nullptr}, {"pre_tokenizer", level}, {"post_processor", around}, {"decoder", level},
+            {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
+                       {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
+                       {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocab},
+                       {"merges", Json::array()}}}};
+}

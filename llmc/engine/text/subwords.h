@@ -1,4 +1,5 @@
-// text/subwords.h -- the tokens of a word: byte-pair encoding, as GPT-2 has it, and BERT's WordPiece.
+// text/subwords.h -- the tokens of a word: byte-pair encoding, as GPT-2 has it, and BERT's WordPiece; and the tokens
+// that a text has whole.
 #pragma once
 
 #include <functional>
@@ -12,7 +13,10 @@
 // Merges have ranks. In a word, the neighbours with the lowest rank are merged first, so that encoding repeats the
 // order in which the merges were learned: "l o w e r" -> "lo w e r" -> "low e r" -> "low er" -> "lower".
 struct Bpe {
-    struct Merge { int rank, id; };                 // id: the merged token
+    struct Merge {
+        int rank, id;                               // id: the merged token
+        bool operator==(const Merge& o) const { return rank == o.rank && id == o.id; }
+    };
     std::unordered_map<uint64_t, Merge> merges;     // by two ids, left << 32 | right
     std::vector<int> byte_ids;                      // [256] the id of each single byte
 
@@ -109,8 +113,10 @@ struct Bpe {
     }
 
     // vocab.bpe or merges.txt: an optional first line "#version: 0.2", then one merge "left right" per line, from rank
-    // 0 on. Returns "", or why no text can be encoded: a list that was cut short would give wrong ids.
-    std::string load(const std::string& path, const std::string& text, const std::vector<std::string>& tokens) {
+    // 0 on. whole(id): the token needs no merge. Returns "", or why no text can be encoded: a list that was cut short
+    // would give wrong ids.
+    std::string load(const std::string& path, const std::string& text, const std::vector<std::string>& tokens,
+                     const std::function<bool(int)>& whole) {
         std::unordered_map<std::string, int> id_of;
         for (size_t id = 0; id < tokens.size(); id++) { id_of.emplace(tokens[id], (int)id); }
         std::vector<bool> made(tokens.size());      // by some merge
@@ -128,7 +134,7 @@ struct Bpe {
             const std::string& t = tokens[id];
             // <|endoftext|> and [MASK] are not made by merges
             const bool special = (t.front() == '<' && t.back() == '>') || (t.front() == '[' && t.back() == ']');
-            const bool needed = t.size() > 1 && !special;
+            const bool needed = t.size() > 1 && !special && !whole((int)id);
             if (needed && !made[id]) {
                 return strprintf("no merge of %s makes token %zu (is the file truncated?)", path.c_str(), id);
             }
@@ -232,5 +238,46 @@ struct WordPieces {
             out.push_back(found->second);
             begin = end;
         }
+    }
+};
+
+// Tokens that are found in a text before it is split into words: where one begins, the longest that begins there.
+struct WholeTokens {
+    // lstrip, rstrip: white space on that side of the token is part of it
+    struct Token { std::string text; int id; bool lstrip, rstrip; };
+    std::vector<Token> by_byte[256];                // by the first byte, the longest first
+
+    void add(const Token& token) {
+        std::vector<Token>& list = by_byte[(unsigned char)token.text[0]];
+        const auto shorter = [&](const Token& t) { return t.text.size() < token.text.size(); };
+        list.insert(std::find_if(list.begin(), list.end(), shorter), token);
+    }
+    // Calls found(id) for each of them in the text and between(piece) for the rest, in order. As in transformers, a
+    // token that is white space is found even where the token before it has taken that space.
+    template <class F, class G> void split(const std::string& text, F between, G found) const {
+        const auto is_space = [&](size_t& at) {
+            const uint32_t c = utf8_next(text, at);
+            return c != NO_CHARACTER && UnicodeTables::get().classes[c] == UNICODE_SPACE;
+        };
+        size_t from = 0;                            // where the text begins that is not taken yet
+        for (size_t at = 0; at < text.size();) {
+            const std::vector<Token>& list = by_byte[(unsigned char)text[at]];
+            const auto begins = [&](const Token& t) { return text.compare(at, t.text.size(), t.text) == 0; };
+            const auto token = std::find_if(list.begin(), list.end(), begins);
+            if (token == list.end()) { at++; continue; }
+            size_t begin = at, end = at += token->text.size();
+            while (token->lstrip && begin > from) {
+                size_t before = begin - 1;          // where the character before begins
+                while (before > from && ((unsigned char)text[before] & 0xC0) == 0x80) { before--; }
+                size_t next = before;
+                if (!is_space(next) || next != begin) { break; }
+                begin = before;
+            }
+            for (size_t next = end; token->rstrip && next < text.size() && is_space(next);) { end = next; }
+            if (from < begin) { between(text.substr(from, begin - from)); }
+            found(token->id);
+            from = end;
+        }
+        if (from < text.size()) { between(text.substr(from)); }
     }
 };

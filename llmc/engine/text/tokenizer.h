@@ -3,24 +3,28 @@
 // A Tokenizer is a table of the bytes of every id, read from GPT-2's vocab.json and merges.txt (or encoder.json and
 // vocab.bpe), BERT's vocab.txt, transformers' tokenizer.json or llm.c's gpt2_tokenizer.bin, or just the 256 bytes.
 // Byte-level BPE may cut a character in two, so a token is bytes, not text; Utf8Stream turns a stream of tokens into
-// text. Special tokens have no spelling: "<|endoftext|>" in a text is plain text.
+// text. Tokens that Hugging Face's files add are found in a text before it is split (settings.h). Without such files a
+// special token has no spelling: "<|endoftext|>" in a text is plain text.
 #pragma once
 
+#include "settings.h"
 #include "subwords.h"
-#include "../json.h"
 #include "../../base/parse.h"
+
+constexpr int BYTE_VOCAB = 260;         // of BERTs that are trained on bytes: the 256, then [PAD] [CLS] [SEP] [MASK]
 
 struct Tokenizer {
     std::string path = "bytes";         // for messages
     std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
     bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
     int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
+    TextSettings settings;              // the added tokens, and how a text is read
     // This tokenizer's files in a checkpoint: names that the libraries read, and contents. None for bytes
     std::vector<std::pair<std::string, std::string>> files;
     std::string cannot_encode;          // why it cannot encode; empty if it can
 
     // Bounds on files from unknown sources
-    static constexpr int MAX_TOKENS = 1 << 20;
+    static constexpr int MAX_TOKENS = TextSettings::MAX_TOKENS;
     static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
     static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
 
@@ -35,6 +39,10 @@ struct Tokenizer {
         if (!word_piece) { return s; }
         if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }    // continues the word before
         return first ? s : " " + s;                                                 // begins a word
+    }
+    // What stands for a token in a text that is shown; ids of a model with more rows than tokens are numbers: <30600>
+    std::string shown(int id, bool first = false) const {
+        return id < vocab_size() ? decode(id, first) : strprintf("<%d>", id);
     }
     // the bytes of a whole text
     std::string decode(const std::vector<int>& ids) const {
@@ -51,20 +59,17 @@ struct Tokenizer {
               format_bytes((double)MAX_TEXT).c_str(), format_bytes((double)text.size()).c_str());
         std::vector<int> ids;
         Cache cache;
-        if (word_piece) {
-            bert_words(text, [&](const std::string& word, int characters) {
-                cache.append(ids, word, [&](std::vector<int>& out) { pieces.encode_word(word, characters, out); });
-            });
-        } else if (bpe.merges.empty()) {    // bytes
-            for (const char c : text) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
-        } else {
-            std::string word;
-            gpt2_words(text, [&](size_t begin, size_t end) {
-                word.assign(text, begin, end - begin);
-                cache.append(ids, word, [&](std::vector<int>& out) { bpe.encode_word(word, out); });
-            });
-        }
+        const auto push = [&](int id) { ids.push_back(id); };
+        whole[0].split(text, [&](const std::string& piece) {
+            const std::string normalized = word_piece ? bert_normalized(piece, settings.bert) : piece;
+            whole[1].split(normalized, [&](const std::string& rest) { encode_words(rest, cache, ids); }, push);
+        }, push);
         return ids;
+    }
+
+    // Whether every text has the same ids in both
+    bool same(const Tokenizer& o) const {
+        return tokens == o.tokens && settings == o.settings;
     }
 
     // the vocabulary of models that are trained on bytes
@@ -79,34 +84,35 @@ struct Tokenizer {
         "vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin";
 
     // path: one of the files, recognized by its ending, or a directory that holds one of them. The files are read here
-    // and never again.
+    // and never again. What lies beside a file with a name of Hugging Face counts as in transformers: the settings, the
+    // added tokens, and tokenizer.json, which is read instead and must have the same vocabulary.
     static Tokenizer load(const std::string& path) {
         Tokenizer t;
         t.path = is_directory(path) ? find_in(path) : path;
-        const bool json = ends_with(t.path, ".json"), lines = ends_with(t.path, ".txt");
-        check(json || lines || ends_with(t.path, ".bin"), "%s: expected %s", t.path.c_str(), NAMES);
-        const std::string text = read_file(t.path, MAX_FILE);
-        if (lines) {
-            t.load_word_pieces(text);
-            t.files.push_back({"vocab.txt", text});
-        } else if (!json) {
-            t.load_llmc(text);
-        } else {
-            const auto j = parse_json<nlohmann::json>(text, t.path);
-            if (j.is_object() && j.contains("model") && j["model"].is_object()) {
-                t.load_tokenizer_json(j);
-                t.files.push_back({"tokenizer.json", text});
-            } else {
-                t.files.push_back({"vocab.json", text});
-                t.load_encoder(j);
-            }
+        const std::string dir = t.path.substr(0, t.path.rfind('/') + 1), name = t.path.substr(dir.size());
+        const bool parts = name == "vocab.json" || name == "encoder.json" || name == "vocab.txt";
+        const bool named = parts || name == "tokenizer.json";
+        if (!parts || !path_exists(dir + "tokenizer.json")) {
+            t.read(named ? Beside(dir) : Beside());
+            return t;
         }
+        Tokenizer other;
+        other.path = t.path;
+        other.read(Beside());
+        t.path = dir + "tokenizer.json";
+        t.read(Beside(dir));
+        const auto end = t.tokens.begin() + std::min(other.vocab_size(), t.vocab_size());
+        const bool same = std::equal(other.tokens.begin(), other.tokens.end(), t.tokens.begin(), end);
+        check(same && (other.bpe.merges.empty() || other.bpe.merges == t.bpe.merges), "%s: expected the vocabulary and "
+              "the merges of %s beside it, got others; remove the file that is not the model's", t.path.c_str(),
+              other.path.c_str());
         return t;
     }
 
 private:
     Bpe bpe;
     WordPieces pieces;
+    WholeTokens whole[2];               // the added tokens: searched for in the text; in the normalized text
 
     // A cache of the words of a text, which has few different ones. It lives for one encode(), so that threads can
     // share a Tokenizer.
@@ -124,6 +130,26 @@ private:
         }
     };
 
+    // Appends the ids of a normalized text without added tokens.
+    void encode_words(const std::string& text, Cache& cache, std::vector<int>& ids) const {
+        if (word_piece) {
+            bert_words(text, [&](const std::string& word, int characters) {
+                cache.append(ids, word, [&](std::vector<int>& out) { pieces.encode_word(word, characters, out); });
+            });
+            return;
+        }
+        const std::string spaced = settings.prefix_space && text[0] != ' ' ? " " + text : text;
+        if (bpe.merges.empty()) {           // bytes
+            for (const char c : spaced) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
+            return;
+        }
+        std::string word;
+        gpt2_words(spaced, [&](size_t begin, size_t end) {
+            word.assign(spaced, begin, end - begin);
+            cache.append(ids, word, [&](std::vector<int>& out) { bpe.encode_word(word, out); });
+        });
+    }
+
     // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
     // tokenizer.json beside the other files.
     static std::string find_in(const std::string& directory) {
@@ -140,8 +166,30 @@ private:
         return found;
     }
 
+    void read(const Beside& beside) {
+        const bool json = ends_with(path, ".json"), lines = ends_with(path, ".txt");
+        check(json || lines || ends_with(path, ".bin"), "%s: expected %s", path.c_str(), NAMES);
+        const std::string text = read_file(path, MAX_FILE);
+        if (!json && !lines) { return load_llmc(text); }
+        const auto j = json ? parse_json<nlohmann::json>(text, path) : nlohmann::json();
+        const bool all = j.is_object() && j.contains("model") && j["model"].is_object();    // tokenizer.json
+        const std::string name = all ? "tokenizer.json" : "vocab.json";
+        files.push_back({lines ? "vocab.txt" : name, text});
+        settings.collect(all ? j : nlohmann::json::object(), path, beside);
+        if (lines) { load_word_pieces(text); }
+        else if (all) { load_tokenizer_json(j); }
+        else { load_encoder(j); }
+        settings.read(all ? j : nlohmann::json(), path, beside, word_piece);
+        settings.place(tokens, eot, word_piece, beside.ours, path);
+        for (const auto& [id, token] : settings.added) {
+            const bool bert = token.normalized && word_piece;
+            const std::string shape = bert ? bert_normalized(token.content, settings.bert) : token.content;
+            if (!shape.empty()) { whole[token.normalized].add({shape, id, token.lstrip, token.rstrip}); }
+        }
+    }
+
     // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
-    // (Bpe::unspell), except for byte 0, the special token of a model of bytes; otherwise they are plain text.
+    // (Bpe::unspell), but for added tokens and byte 0, the special token of a model of bytes; otherwise plain text.
     void load_vocabulary(const nlohmann::json& j, bool spelled) {
         const char* name = path.c_str();
         check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
@@ -157,7 +205,8 @@ private:
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
             seen[(size_t)id] = true;
-            if (!spelled || key == std::string(1, '\0')) { tokens[(size_t)id] = key; continue; }
+            const bool plain = !spelled || settings.adds(id, key) || key == std::string(1, '\0');
+            if (plain) { tokens[(size_t)id] = key; continue; }
             check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%s\", is not spelled as byte-level BPE "
                   "spells (another kind of tokenizer?)", name, id, printable(key, 80).c_str());
         }
@@ -181,7 +230,7 @@ private:
         }
     }
     void load_merges(const std::string& from, const std::string& text) {
-        cannot_encode = bpe.load(from, text, tokens);
+        cannot_encode = bpe.load(from, text, tokens, [&](int id) { return settings.added.count(id) > 0; });
         if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
     }
 
@@ -196,12 +245,13 @@ private:
               path.c_str(), printable(type).c_str());
         const nlohmann::json& vocab = json_at(model, "vocab", path);
         if (type == "BPE") {
-            check_settings(j, {{"normalizer", "", nullptr}, {"pre_tokenizer", "type", "ByteLevel"},
-                               {"pre_tokenizer", "add_prefix_space", false}, {"pre_tokenizer", "use_regex", true},
+            check_settings(j, path, {{"normalizer", "", nullptr}, {"pre_tokenizer", "type", "ByteLevel"},
+                               {"pre_tokenizer", "use_regex", true},
                                {"model", "dropout", nullptr}, {"model", "ignore_merges", false},
                                {"model", "continuing_subword_prefix", ""}, {"model", "end_of_word_suffix", ""}});
+            const bool bert = vocab.size() == BYTE_VOCAB && vocab.contains("[MASK]");       // of bytes
+            check_around(j, bert ? "[CLS] A [SEP]" : "A", path);
             load_vocabulary(vocab, true);
-            add_special_tokens(j);
             std::string text;
             for (const auto& m : json_at(model, "merges", path)) {      // "l o", or ["l", "o"]
                 const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
@@ -212,14 +262,12 @@ private:
             }
             load_merges(path + ": merges", text);
         } else {
-            check_settings(j, {{"normalizer", "type", "BertNormalizer"}, {"normalizer", "clean_text", true},
-                               {"normalizer", "lowercase", true}, {"normalizer", "strip_accents", true},
-                               {"normalizer", "handle_chinese_chars", true},
+            check_settings(j, path, {{"normalizer", "type", "BertNormalizer"}, {"normalizer", "clean_text", true},
                                {"pre_tokenizer", "type", "BertPreTokenizer"},
                                {"model", "continuing_subword_prefix", "##"}, {"model", "unk_token", "[UNK]"},
                                {"model", "max_input_chars_per_word", WordPieces::MAX_WORD}});
+            check_around(j, "[CLS] A [SEP]", path);
             load_vocabulary(vocab, false);
-            add_special_tokens(j);
             std::string text;
             for (const std::string& token : tokens) { text += token + "\n"; }
             std::vector<std::string> listed;
@@ -228,39 +276,6 @@ private:
             check(tokens == listed, "%s: a token has a line end in it", path.c_str());
         }
     }
-    // An error if tokenizer.json needs something that is not computed here. A key that is absent or null means the
-    // supported value; an empty key means the part itself.
-    struct Setting { const char *part, *key; nlohmann::json value; };
-    void check_settings(const nlohmann::json& j, const std::vector<Setting>& settings) const {
-        for (const Setting& s : settings) {
-            const bool whole = *s.key == '\0';
-            const bool has = j.contains(s.part) && (whole || (j[s.part].is_object() && j[s.part].contains(s.key)));
-            nlohmann::json found;
-            if (has) { found = whole ? j[s.part] : j[s.part][s.key]; }
-            const bool must = strcmp(s.key, "type") == 0;
-            check(found == s.value || (found.is_null() && !must), "%s: %s%s%s: expected %s, got %s", path.c_str(),
-                  s.part, whole ? "" : ".", s.key, json_excerpt(s.value).c_str(), json_excerpt(found).c_str());
-        }
-    }
-    // Entries of "added_tokens" that are not in the vocabulary get the ids after it.
-    void add_special_tokens(const nlohmann::json& j) {
-        if (!j.contains("added_tokens")) { return; }
-        check(j["added_tokens"].is_array(), "%s: added_tokens: expected a list, got %s", path.c_str(),
-              json_excerpt(j["added_tokens"]).c_str());
-        for (const auto& added : j["added_tokens"]) {
-            const std::string content = json_string(added, "content", path);
-            const int id = (int)json_int(added, "id", 0, vocab_size(), path);
-            const bool known = id < vocab_size() && tokens[(size_t)id] == content;
-            check(json_bool(added, "special", path), "%s: added_tokens: expected only special tokens, got \"%s\"",
-                  path.c_str(), printable(content).c_str());
-            check(known || (id == vocab_size() && !content.empty() && id < MAX_TOKENS),
-                  "%s: added_tokens: \"%s\" has the id %d of another token", path.c_str(), printable(content).c_str(),
-                  id);
-            if (!known) { tokens.push_back(content); }
-            if (content == "<|endoftext|>") { eot = id; }
-        }
-    }
-
     // one token per line; its id is the line number, from 0 on
     void load_word_pieces(const std::string& text) {
         const char* name = path.c_str();
@@ -339,7 +354,6 @@ private:
 // the special tokens of a masked language model
 
 constexpr int BERT_VOCAB = 30522;
-constexpr int BYTE_VOCAB = 260;             // of models trained on bytes: the 256, then [PAD] [CLS] [SEP] [MASK]
 
 struct SpecialTokens {
     int V = 0;                              // ids are 0 to V - 1

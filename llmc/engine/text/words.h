@@ -1,5 +1,5 @@
 // text/words.h -- UTF-8, and the two ways in which tokenizers split text into words: GPT-2's regular expression, and
-// that of BERT's uncased models.
+// BERT's normalizer, cased or uncased.
 #pragma once
 
 #include <cstring>
@@ -205,7 +205,7 @@ template <class F> void gpt2_words(const std::string& text, F f) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// BERT, uncased
+// BERT
 
 // the blocks of Chinese characters as BERT defines them; each character is a word of its own
 inline bool is_chinese(uint32_t c) {
@@ -213,9 +213,35 @@ inline bool is_chinese(uint32_t c) {
            (c >= 0x20000 && c <= 0x2A6DF) || (c >= 0x2A700 && c <= 0x2CEAF) || (c >= 0x2F800 && c <= 0x2FA1F);
 }
 
-// Calls f(word, characters) for each word of the text, in UTF-8. Control and private-use characters, U+0000, U+FFFD and
-// bytes that are not UTF-8 are dropped; Chinese characters and punctuation are words of their own; the rest is folded
-// and ends at white space. Marks that are not dropped stay in the order of the text.
+struct BertText {
+    bool folds = true;          // to lower case without accents, as uncased models read; false: cased
+    bool splits_chinese = true;
+};
+
+// The text as BERT reads it: without control and private-use characters, U+0000, U+FFFD and bytes that are not UTF-8;
+// white space is ' ', Chinese characters have one on each side, and the rest may be folded. Marks that are not dropped
+// stay in the order of the text.
+inline std::string bert_normalized(const std::string& text, BertText how = {}) {
+    const UnicodeTables& unicode = UnicodeTables::get();
+    std::string out;
+    for (size_t at = 0; at < text.size();) {
+        const uint32_t c = utf8_next(text, at);
+        if (c == NO_CHARACTER || c == 0xFFFD) { continue; } // U+FFFD stands for bytes that were not UTF-8 before
+        const int k = unicode.classes[c];
+        const bool dropped_space = c == 0x0B || c == 0x0C || c == 0x85;     // \s for GPT-2, control characters for BERT
+        if (k == UNICODE_CONTROL || dropped_space) { continue; }
+        if (k == UNICODE_SPACE) { out += ' '; continue; }
+        const bool alone = how.splits_chinese && is_chinese(c);
+        if (alone) { out += ' '; }
+        if (how.folds) { unicode.fold(c, [&](uint32_t folded) { utf8_append(out, folded); }); }
+        else { utf8_append(out, c); }
+        if (alone) { out += ' '; }
+    }
+    return out;
+}
+
+// Calls f(word, characters) for each word of a normalized text, in UTF-8. Words end at spaces, and punctuation is a
+// word of its own.
 template <class F> void bert_words(const std::string& text, F f) {
     const UnicodeTables& unicode = UnicodeTables::get();
     std::string word;
@@ -225,24 +251,15 @@ template <class F> void bert_words(const std::string& text, F f) {
         word.clear();
         characters = 0;
     };
-    const auto add = [&](uint32_t c) {                      // a folded character
+    for (size_t at = 0; at < text.size();) {
+        const size_t begin = at;
+        const uint32_t c = utf8_next(text, at);
+        if (c == ' ') { end_word(); continue; }
         const bool alone = unicode.classes[c] == UNICODE_PUNCTUATION;
         if (alone) { end_word(); }
-        utf8_append(word, c);
+        word.append(text, begin, at - begin);
         characters++;
         if (alone) { end_word(); }
-    };
-    for (size_t at = 0; at < text.size();) {
-        const uint32_t c = utf8_next(text, at);
-        if (c == NO_CHARACTER || c == 0xFFFD) { continue; } // U+FFFD stands for bytes that were not UTF-8 before
-        const int k = unicode.classes[c];
-        const bool dropped_space = c == 0x0B || c == 0x0C || c == 0x85;     // \s for GPT-2, control characters for BERT
-        if (k == UNICODE_CONTROL || dropped_space) { continue; }
-        if (k == UNICODE_SPACE) { end_word(); continue; }
-        const bool chinese = is_chinese(c);
-        if (chinese) { end_word(); }
-        unicode.fold(c, add);
-        if (chinese) { end_word(); }
     }
     end_word();
 }
