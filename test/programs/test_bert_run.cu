@@ -720,6 +720,32 @@ TEST_CASE("bert_run: retrieval is learned from text with a WordPiece vocabulary"
     check_refused(place, {train.set("--pairs", place / "bad.txt"), {"--pairs", "bad.txt", "line 2 is not UTF-8"}});
 }
 
+TEST_CASE("bert_run: a cased vocabulary stays cased, in a checkpoint too", "[bert_run]") {
+    if (!have_bert()) { return; }
+    Retrieval place;
+    write_word_pieces(place);
+    const std::string given = place / "cased";
+    io_mkdirs(given);
+    write_file(given + "/vocab.txt", "Rome\nrome\n" + read_file(place / "vocab.txt"));
+    std::string pairs = read_file(place / "pairs.txt");
+    std::transform(pairs.begin(), pairs.end(), pairs.begin(), tolower);
+    write_file(place / "pairs.txt", pairs);
+    const Flags train = place.pairs.with("--steps 2 --lr 1e-2 --checkpoint_every 2").set("--tokenizer", given);
+    for (const char* lower : {"false", "true"}) {
+        write_file(given + "/tokenizer_config.json", std::string("{\"do_lower_case\": ") + lower + "}");
+        const std::string out = place / lower;
+        REQUIRE(place.run(train.set("--out", out)).code == 0);
+        const Tokenizer t = Tokenizer::load(step_dir(out, 2));
+        CHECK(t.encode("Rome rome") == std::vector<int>{lower == std::string("true"), 1});
+        const Outcome o = place.run(Flags().set("--load", out).with("--threads 1").set("--predict", "Rome [MASK]"));
+        CHECK(o.code == 0);
+    }
+    write_file(given + "/tokenizer_config.json", "{}");     // not that of the run
+    const Flags resume = train.set("--out", place / "false").with("--resume 1 --steps 4 --allow_change steps");
+    check_refused(place, {resume, {"its tokens are not those of", "leave it out"}});
+    CHECK(place.run(resume.without("--tokenizer")).code == 0);
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // refused
 
