@@ -68,9 +68,7 @@ struct Tokenizer {
     }
 
     // Whether every text has the same ids in both
-    bool same(const Tokenizer& o) const {
-        return tokens == o.tokens && settings == o.settings;
-    }
+    bool same(const Tokenizer& o) const { return tokens == o.tokens && settings == o.settings; }
 
     // the vocabulary of models that are trained on bytes
     static Tokenizer bytes() {
@@ -166,6 +164,7 @@ private:
         return found;
     }
 
+    // Reads the file at `path`, and what lies beside it.
     void read(const Beside& beside) {
         const bool json = ends_with(path, ".json"), lines = ends_with(path, ".txt");
         check(json || lines || ends_with(path, ".bin"), "%s: expected %s", path.c_str(), NAMES);
@@ -276,6 +275,7 @@ private:
             check(tokens == listed, "%s: a token has a line end in it", path.c_str());
         }
     }
+
     // one token per line; its id is the line number, from 0 on
     void load_word_pieces(const std::string& text) {
         const char* name = path.c_str();
