@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # exports.sh -- checkpoints and logs as the libraries of dev/hf/requirements.txt read them: all of test_exports.py,
-# test_tokenizer_export.py and test_log_to_tensorboard.py, in a Python environment of its own; and
+# test_tokenizer_export.py and test_log_to_tensorboard.py, in a Python environment of its own; what those libraries save
+# as the trainers read it: test_hf_directories.py, also with the transformers of build/pytorch; and
 # test_gpu_bench_pytorch.py, which wants a PyTorch of this year. The environment is made once (a minute, 5 GB) and kept
 # under the hash of what is in it.
 #
@@ -102,7 +103,10 @@ if [ $# != 0 ]; then exec python3 test/scripts/test_exports.py "$@"; fi
 exports="python3 test/scripts/test_exports.py"
 parts=("$exports Exports Authors HellaSwag" "$exports Transformers BertForMaskedLM SentenceTransformers"
     "$python test/scripts/test_gpu_bench_pytorch.py" "python3 test/scripts/test_tokenizer_export.py"
-    "python3 test/scripts/test_log_to_tensorboard.py")
+    "python3 test/scripts/test_log_to_tensorboard.py" "python3 test/scripts/test_hf_directories.py")
+if [ -x build/pytorch/bin/python ]; then
+    parts+=("PYTORCH_PYTHON=build/pytorch/bin/python python3 test/scripts/test_hf_directories.py")
+fi
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 code=0
@@ -119,5 +123,6 @@ if [ -z "$newest" ]; then echo "no release is newer"; exit $code; fi
 versions "$newest"
 export PYTORCH_PYTHON=$newest
 python3 test/scripts/test_log_to_tensorboard.py || code=1
+python3 test/scripts/test_hf_directories.py || code=1
 $exports Transformers BertForMaskedLM SentenceTransformers HellaSwag || code=1
 exit $code
