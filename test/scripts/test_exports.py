@@ -45,7 +45,10 @@ if has_torch:
     import export
     import console
 if has_transformers:
+    import safetensors
     import transformers
+    # before caches with layers: a static one had the width of a head from the start
+    OLD_CACHES = not hasattr(transformers.cache_utils, "StaticLayer")
     transformers.utils.logging.disable_progress_bar()
 DATA = os.environ.get("CABLE_DATA", "")
 NO_TORCH = "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 that has it"
@@ -746,13 +749,16 @@ class Transformers(Case):
         self.compare_generated(model, ids, list(text[:20]))
 
     def compare_cached(self, model, ids, want, bound):
-        parts, cache = [], None
-        with torch.no_grad():
-            for first, last in ((0, 5), (5, 6), (6, 20), (20, T)):
-                found = model(ids[:, first:last], past_key_values=cache, use_cache=True)
-                cache = found.past_key_values
-                parts.append(found.logits)
-        self.assertLess(greatest(torch.cat(parts, 1) - want), bound)
+        """with a cache that grows, and with one that has room for more from the start"""
+        fixed = [] if OLD_CACHES else [transformers.StaticCache(config=model.config, max_cache_len=2 * T)]
+        for cache in [None, *fixed]:
+            parts = []
+            with torch.no_grad():
+                for first, last in ((0, 5), (5, 6), (6, 20), (20, T)):
+                    found = model(ids[:, first:last], past_key_values=cache, use_cache=True)
+                    cache = found.past_key_values
+                    parts.append(found.logits)
+            self.assertLess(greatest(torch.cat(parts, 1) - want), bound)
 
     def compare_padded(self, model, ids, want, bound):
         for left, right in ((5, 0), (0, 5), (3, 4)):
@@ -898,21 +904,110 @@ class Transformers(Case):
     def test_further_arguments(self):
         """no argument is swallowed: it counts, or it is refused"""
         out, ids = self.random_pair("cable")[1], torch.tensor([list(TEXT[:T])])
-        model, refused = self.load(out), (TypeError, ValueError)
+        model, refused = self.load(out), ValueError
+        embedded = torch.zeros(1, T, 16)
         for part in (model, model.transformer):
-            for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, T, 16)),
-                                ("token_type_ids", torch.ones_like(ids))):
-                with self.subTest(name=name), self.assertRaisesRegex(refused, name):
+            for name, value in (("output_attentions", True), ("inputs_embeds", embedded), ("head_mask", torch.ones(1)),
+                                ("token_type_ids", torch.ones_like(ids)), ("encoder_hidden_states", embedded),
+                                ("encoder_attention_mask", torch.ones(1, T)), ("attention_mask", ids[None, None]),
+                                ("past_key_values", ((embedded, embedded),))):
+                named = "past_key_values|cache" if name == "past_key_values" else name
+                with self.subTest(name=name), self.assertRaisesRegex(refused, named):
                     part(ids, **{name: value})
+            with self.assertRaisesRegex(refused, "inputs_embeds"):
+                part(inputs_embeds=embedded)
+            with self.assertRaisesRegex(refused, "input_ids"):
+                part()
             self.assertIsInstance(part(ids, return_dict=False, output_attentions=False, inputs_embeds=None), tuple)
         with self.assertRaisesRegex(refused, "output_attentions"):
             self.load(out, output_attentions=True)(ids)
         self.assertEqual(len(self.load(out, output_hidden_states=True)(ids).hidden_states), 2)
+        self.assertIsInstance(self.load(out, return_dict=False)(ids), tuple)
+        logits = model(ids).logits
+        self.assertTrue(torch.equal(model(ids, None, torch.ones_like(ids)).logits, logits))     # the order of GPT-2's
+        for kept, rows in ((2, slice(-2, None)), (torch.tensor([1, 5]), [1, 5]), (0, slice(None))):
+            self.assertLess(greatest(model(ids, logits_to_keep=kept).logits - logits[:, rows]), 1e-5)
         # transformers' Trainer, where a batch comes in several calls
         parts, count = (ids[:, :9], ids[:, 9:]), T - 2
         means = sum(model(part, labels=part).loss * (part.shape[1] - 1) for part in parts) / count
         sums = sum(model(part, labels=part, num_items_in_batch=count).loss for part in parts)
         self.assertLess(greatest(means - sums), FACTOR * steps_of(means.item()))
+
+    def test_arguments_of_generate(self):
+        """what GPT2LMHeadModel's generate() takes gives the text without a cache, or is refused by name"""
+        torch.manual_seed(4)
+        beside = sys.modules[type(self.load(self.random_pair("cable")[1])).__module__]
+        shape = dict(n_layer=2, n_head=2, n_embd=32, vocab_size=64, n_positions=64)
+        model = beside.CableForCausalLM(beside.CableConfig(**shape, position={"name": "cable"})).eval()
+        randomize(model)
+        ids = torch.randint(1, 64, (2, 9))
+        text = lambda ids, **more: model.generate(ids, max_new_tokens=12, do_sample=False, pad_token_id=0, **more)
+        static = {} if OLD_CACHES else {"cache_implementation": "static"}
+        beams, one = {"num_beams": 3, "num_return_sequences": 2}, ids[:1]
+        cases = [(ids, {}, {}), (ids, beams, {}), (ids, {"repetition_penalty": 1.3, "no_repeat_ngram_size": 2}, {}),
+                 (one, {}, {"prompt_lookup_num_tokens": 3}), (one, {}, {"assistant_model": model}),
+                 (ids, {"guidance_scale": 1.5}, {}), (ids, {}, static), (ids, beams, static)]
+        if not OLD_CACHES:
+            cases += [(ids, {}, {"prefill_chunk_size": 4, **more}) for more in ({}, static)]
+        for prompt, same, more in cases:
+            with self.subTest(**same, **more):
+                want = text(prompt, use_cache=False, **same)
+                self.assertEqual(text(prompt, **same, **more).tolist(), want.tolist())
+        whole = {"return_dict_in_generate": True}
+        self.assertEqual(len(text(ids, output_hidden_states=True, **whole).hidden_states), 12)
+        for name, value in (("output_attentions", True), ("token_type_ids", ids), ("head_mask", ids),
+                            ("inputs_embeds", torch.zeros(2, 9, 32)), ("encoder_hidden_states", torch.zeros(2, 3, 32)),
+                            ("penalty_alpha", 0.6)):
+            more = {"top_k": 4} if name == "penalty_alpha" else whole
+            with self.subTest(name=name), self.assertRaisesRegex(ValueError, f"{name}|Contrastive"):
+                text(ids, **{name: value}, **more)
+
+    def test_a_batch_of_prompts(self):
+        """the tokenizer of a checkpoint pads before a text, so that generate() continues each as it does by itself"""
+        for pos in ("cable", "learned"):
+            step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
+            tokenizer = transformers.AutoTokenizer.from_pretrained(step, trust_remote_code=True)
+            model = self.load(step)
+            self.assertEqual(tokenizer.padding_side, "left")
+            prompts, more = ["Permission is", "a", "The above copy"], dict(max_new_tokens=8, do_sample=False)
+            for found, prompt in zip(model.generate(**tokenizer(prompts, padding=True, return_tensors="pt"), **more),
+                                     prompts):
+                want = model.generate(**tokenizer(prompt, return_tensors="pt"), **more)[0]
+                self.assertEqual(found[-len(want):].tolist(), want.tolist(), (pos, prompt))
+
+    def test_more_tokens(self):
+        """resize_token_embeddings() before fine-tuning: rows, logits, a training in transformers, and what it saves"""
+        step = train(self.dir, "run", "cable", "--model", "2,3,48", "--lr", "1e-2", steps=3)
+        model, ids = self.load(step), torch.tensor([list(TEXT[:T - 1]) + [259]])
+        with torch.no_grad():
+            before = model(ids[:, :-1]).logits
+        rows = model.resize_token_embeddings(260)
+        self.assertIs(rows, model.get_input_embeddings())
+        self.assertIs(rows.weight, model.get_output_embeddings().weight)
+        self.assertEqual((rows.weight.shape, model.config.vocab_size), ((260, 48), 260))
+        self.assertLess(greatest(model(ids[:, :-1]).logits[..., :256] - before), 1e-5)
+        self.assertEqual(model(ids).logits.shape, (1, T, 260))
+        if importlib.util.find_spec("accelerate"):
+            kept = rows.weight[259].detach().clone()
+            more = dict(output_dir=self.path("trained"), max_steps=10, learning_rate=1e-2, logging_steps=1,
+                        per_device_train_batch_size=1, save_strategy="no", report_to=[], use_cpu=True)
+            training = transformers.Trainer(model, transformers.TrainingArguments(**more),
+                                            train_dataset=[{"input_ids": ids[0], "labels": ids[0]}] * 10)
+            training.train()
+            losses = [r["loss"] for r in training.state.log_history if "loss" in r]
+            self.assertEqual(len(losses), 10)
+            self.assertLess(losses[-1], losses[0] - 0.2)
+            self.assertGreater(greatest(model.get_input_embeddings().weight[259] - kept), 1e-3)
+        model.eval().save_pretrained(self.path("more"))
+        with safetensors.safe_open(self.path("more", "model.safetensors"), "pt") as f:
+            self.assertNotIn("lm_head.weight", f.keys())
+        again = type(model).from_pretrained(self.path("more")).eval()
+        self.assertTrue(torch.equal(again(ids).logits, model(ids).logits))
+        embedding, head = torch.nn.Embedding(270, 48), torch.nn.Linear(48, 270, bias=False)
+        model.set_input_embeddings(embedding)
+        model.set_output_embeddings(head)
+        self.assertIs(model.transformer.wte, embedding)
+        self.assertEqual(model(ids).logits.shape, (1, T, 270))
 
     @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
     def test_lm_eval_of_bytes(self):
@@ -1021,8 +1116,18 @@ class BertForMaskedLM(Case):
                 model = transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=True)
                 self.compare(step, model.eval())
         for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, 4, 48))):
-            with self.assertRaisesRegex((TypeError, ValueError), name):
+            with self.assertRaisesRegex(ValueError, name):
                 model(torch.zeros(1, 4, dtype=torch.long), **{name: value})
+        model.resize_token_embeddings(270)
+        predictions, ids = model.cls["predictions"], torch.tensor([[1, 269]])
+        self.assertIs(predictions.bias, model.get_output_embeddings().bias)
+        self.assertIs(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
+        with torch.no_grad():
+            predictions.bias.normal_()
+        model.save_pretrained(self.path("more"))
+        found = type(model).from_pretrained(self.path("more")).eval()(ids).logits
+        self.assertTrue(torch.equal(found, model(ids).logits))
+        self.assertEqual(found.shape, (1, 2, 270))
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
             transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=False)
 

@@ -214,7 +214,7 @@ def rows_of_gpt2():
             "activation_function", "n_inner", "reorder_and_upcast_attn", "scale_attn_weights", "add_cross_attention",
             "scale_attn_by_inverse_layer_idx")))),
         edit("unknown key", "rope_theta", config(rope_theta=500.0)),
-        edit("pytorch_model.bin", "safetensors", pickled),
+        edit("pytorch_model.bin", "pytorch_model.bin|safetensors", pickled),
         row("gpt2 gelu_pytorch_tanh", activation_function="gelu_pytorch_tanh"),
         row("gpt2 gelu", "activation_function", activation_function="gelu"),
         row("gpt2 relu", "activation_function", activation_function="relu"),
@@ -313,7 +313,7 @@ def rows_of_bert():
         edit("untied", "tie_word_embeddings", tie_word_embeddings=False),
         edit("reordered", None, several(in_json("config.json", lambda j: dict(reversed(j.items()))),
                                         tensors(lambda s: dict(reversed(s.items()))))),
-        edit("pytorch_model.bin", "safetensors", pickled),
+        edit("pytorch_model.bin", "pytorch_model.bin|safetensors", pickled),
         edit("relu", "hidden_act", hidden_act="relu"), edit("gelu_new", "hidden_act", hidden_act="gelu_new"),
         edit("epsilon 1e-5", "layer_norm_eps", layer_norm_eps=1e-5),
         edit("intermediate 3C", "intermediate", intermediate_size=96),
@@ -480,10 +480,10 @@ class Directories(Folder):
         return p.returncode, p.stderr.strip()
 
     def refused(self, row, said):
-        """the last line that names the key"""
+        """the first line that names the key"""
         named = [line for line in said.split("\n") if row["key"] and re.search(row["key"], line)]
         self.assertTrue(named, f"expected a reason that names {row['key']}, got {said}")
-        return re.sub(r"^.*?hf(/|: )", "", named[-1])
+        return re.sub(r"^(error: )?(hf(/|: ))?", "", named[0])
 
     def shown(self, row):
         """what Reference.seen() is in the trainer; or (None, why not)"""

@@ -158,7 +158,7 @@ class TestGPT2(Exported):
         special = tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id
         self.assertEqual((special, tokenizer.unk_token_id), ((0, 0, 0), None))
         self.assertEqual(dict(tokenizer(["a\n", "abc"], padding=True)),
-                         {"input_ids": [[97, 10, 0], [97, 98, 99]], "attention_mask": [[1, 1, 0], [1, 1, 1]]})
+                         {"input_ids": [[0, 97, 10], [97, 98, 99]], "attention_mask": [[0, 1, 1], [1, 1, 1]]})
         self.assertEqual(tokenizer.decode([97, 10, 98, 0], skip_special_tokens=True), "a\nb")
 
 

@@ -453,14 +453,19 @@ class Output(nn.Module):
 
 
 class Predictions(nn.Module):
-    """the head of masked language modelling; its decoder's weight is that of the word embeddings"""
+    """the head of masked language modelling; its decoder's weight is also the word embeddings', its bias `bias`"""
     def __init__(self, config):
         super().__init__()
         C = config.hidden_size
         self.transform = nn.ModuleDict({"dense": nn.Linear(C, C),
                                         "LayerNorm": nn.LayerNorm(C, eps=config.layer_norm_eps)})
-        self.bias = nn.Parameter(torch.zeros(config.vocab_size))
+        self.decoder = nn.Linear(C, config.vocab_size)
+        self.bias = self.decoder.bias
 
-    def forward(self, x, decoder):
-        return self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))) @ decoder.t() + self.bias
+    def _tie_weights(self):
+        """to be called after the tensors of a file have come in place of these"""
+        self.decoder.bias = self.bias
+
+    def forward(self, x):
+        return self.decoder(self.transform["LayerNorm"](F.gelu(self.transform["dense"](x))))
 # )py"

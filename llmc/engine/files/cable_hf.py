@@ -56,6 +56,9 @@ def check_base(rope_theta, position):
 
 
 class EncodedConfig(PretrainedConfig):
+    def __init__(self, tie_word_embeddings=True, **rest):
+        super().__init__(tie_word_embeddings=tie_word_embeddings, **rest)
+
     def take_encoding(self, position, rope_scaling, rope_theta, window, sinks):
         self.window, self.sinks = check_mask(window, sinks, (position or {}).get("name"))
         self.stretch = renamed(rope_scaling)
@@ -131,8 +134,9 @@ class Rows:
         self.is_key = self.is_token = None
         self.key_position = torch.arange(S, device=input_ids.device)[None]
         if attention_mask is not None:
-            if attention_mask.shape != (B, S):
-                raise ValueError(f"attention_mask: expected the shape ({B}, {S}), got {tuple(attention_mask.shape)}")
+            shape = tuple(getattr(attention_mask, "shape", ()))
+            if shape != (B, S):
+                raise ValueError(f"attention_mask: expected the shape ({B}, {S}), got {shape}")
             mask = attention_mask.bool()
             if not mask.all():
                 self.is_key, self.is_token = mask, mask[:, past:]
@@ -152,8 +156,8 @@ class Rows:
             begins = begins & self.is_token
         begin = torch.where(begins, self.position, torch.zeros_like(self.position))
         if self.past > 0:                           # the document of the last token that the cache has
-            keys = last_key(cache, 0)
-            last = join(keys[:, 0, -1, -columns_of(keys.dtype):]).to(begin.dtype)
+            key = last_key(cache, 0, self.past)
+            last = join(key[:, 0, 0, -columns_of(key.dtype):]).to(begin.dtype)
             begin = torch.cat((torch.maximum(begin[:, :1], last[:, None]), begin[:, 1:]), dim=1)
         self.begin = begin.cummax(1).values
 
@@ -190,7 +194,7 @@ class CableAttention(EncodedAttention):
         elif self.clock is not None:
             S = self.clock(x, rows.is_token)
         if S is not None and rows.past > 0 and self.name not in GRAPES:
-            S = S + join(last_key(cache, self.index)[..., HS:HS + columns_of(k.dtype)])[..., -1:]
+            S = S + join(last_key(cache, self.index, rows.past)[..., HS:HS + columns_of(k.dtype)])
         if self.rope.position["name"] == "rope":
             length = int(rows.key_position.max()) + 1 if turned_late else rows.past + T
             f, factor = rope_frequencies(self.rope, length, self.rope.stretch)
@@ -202,6 +206,7 @@ class CableAttention(EncodedAttention):
             if rows.begin is not None:
                 more.append(split(rows.begin[:, None].double().expand(B, k.shape[1], T), k.dtype))
             k, v = cache.update(torch.cat((k, *more), dim=-1), v, self.index)
+            k, v = k[:, :, :rows.past + T], v[:, :, :rows.past + T]         # a static cache has room for more
             S, k = None if S is None else join(k[..., HS:HS + n]), k[..., :HS]
         if f is not None and turned_late:
             k = rotate(k, rows.key_position if self.clock is None else S, f)
@@ -253,9 +258,19 @@ def join(parts):
     return parts.double().sum(-1)
 
 
-def last_key(cache, index):
-    """the keys that a layer has cached"""
-    return cache.layers[index].keys if hasattr(cache, "layers") else cache.key_cache[index]
+def last_key(cache, index, past):
+    """(B,NH,1,columns): the last of the `past` keys that a layer has cached"""
+    keys = cache.layers[index].keys if hasattr(cache, "layers") else cache.key_cache[index]
+    return keys[:, :, past - 1:past]
+
+
+def keys_in(cache):
+    """how many; an error unless the cache keeps keys of any width as they are"""
+    name = type(cache).__name__
+    if cache is not None and name != "DynamicCache" and (name != "StaticCache" or not hasattr(cache, "layers")):
+        raise ValueError(f"{CACHE}: expected a DynamicCache or, of newer releases of transformers, a StaticCache, got "
+                         f"{name}")
+    return 0 if cache is None else int(cache.get_seq_length())
 
 
 def mean_loss(logits, labels, count):
@@ -267,9 +282,11 @@ def mean_loss(logits, labels, count):
 
 class CableBase(PreTrainedModel):
     supports_gradient_checkpointing = True
+    _supports_cache_class = True                    # of releases that ask
 
-    def wants_hidden_states(self, asked, rest):
-        """whether a call returns hidden states; an error if `rest`, its further arguments, would change the result"""
+    def wants_hidden_states(self, input_ids, asked, rest):
+        """whether a call returns hidden states; an error without ids, or if `rest`, its further arguments, would change
+        the result"""
         attentions = rest.pop("output_attentions", None)
         if getattr(self.config, "output_attentions", False) if attentions is None else attentions:
             raise ValueError("output_attentions: expected False, because attention runs over blocks of queries and "
@@ -277,8 +294,16 @@ class CableBase(PreTrainedModel):
         rest.pop("cache_position", None)          # of some versions: it repeats what the cache knows
         unknown = [name for name, value in rest.items() if value is not None]
         if unknown:
-            raise TypeError(f"{type(self).__name__} does not compute with {', '.join(unknown)}; leave it out")
+            raise ValueError(f"{type(self).__name__} does not compute with {', '.join(unknown)}; leave it out")
+        if input_ids is None:
+            raise ValueError("input_ids: expected the ids of tokens, got none")
         return getattr(self.config, "output_hidden_states", False) if asked is None else asked
+
+    def result(self, output, return_dict):
+        """of a call: an object, or a tuple if the call or config.json wants that"""
+        if return_dict is None:
+            return_dict = getattr(self.config, "return_dict", True)
+        return output if return_dict else output.to_tuple()
 
     def _init_weights(self, module):
         if isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
@@ -347,15 +372,18 @@ class CableModel(CableBase):
     def get_input_embeddings(self):
         return self.wte
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=None,
-                output_hidden_states=None, return_dict=True, cache=None, **rest):
-        wants_hidden_states = self.wants_hidden_states(output_hidden_states, rest)
+    def set_input_embeddings(self, embedding):
+        self.wte = embedding
+
+    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, *, position_ids=None, use_cache=None,
+                output_hidden_states=None, return_dict=None, cache=None, **rest):
+        wants_hidden_states = self.wants_hidden_states(input_ids, output_hidden_states, rest)
         recompute = self.gradient_checkpointing and self.training
         use_cache = (self.config.use_cache if use_cache is None else use_cache) and not recompute
         cache = past_key_values if cache is None else cache
         if cache is None and use_cache and not self.training:
             cache = DynamicCache()
-        rows = Rows(input_ids, attention_mask, position_ids, 0 if cache is None else cache.get_seq_length())
+        rows = Rows(input_ids, attention_mask, position_ids, keys_in(cache))
         position = rows.position
         if self.config.document_mask is not None:
             rows.tell_documents_apart(input_ids, self.config.document_mask, cache)
@@ -369,36 +397,55 @@ class CableModel(CableBase):
         hidden.append(x)
         hidden = tuple(hidden) if wants_hidden_states else None
         output = BaseModelOutputWithPast(last_hidden_state=x, hidden_states=hidden, **{CACHE: cache})
-        return output if return_dict else output.to_tuple()
+        return self.result(output, return_dict)
 
 
 class CableForCausalLM(CableBase, GenerationMixin):
     config_class = CableConfig
     base_model_prefix = "transformer"
+    _tied_weights_keys = {"lm_head.weight": "transformer.wte.weight"}
 
     def __init__(self, config):
         super().__init__(config)
-        self.transformer = CableModel(config)       # the head is wte once more
+        self.transformer = CableModel(config)
+        self.lm_head = nn.Linear(config.n_embd, config.vocab_size, bias=False)
         self.post_init()
 
-    def get_input_embeddings(self):
-        return self.transformer.wte
+    def get_output_embeddings(self):
+        return self.lm_head
 
-    def forward(self, input_ids, attention_mask=None, position_ids=None, past_key_values=None, labels=None,
-                use_cache=None, output_hidden_states=None, logits_to_keep=0, return_dict=True, cache=None,
-                num_items_in_batch=None, **rest):
-        """labels as in transformers: input_ids, or -100 where there is no loss; they are shifted here"""
-        found = self.transformer(input_ids, attention_mask, position_ids, past_key_values, use_cache,
-                                 output_hidden_states, cache=cache, **rest)
-        kept = found.last_hidden_state[:, -logits_to_keep:] if logits_to_keep else found.last_hidden_state
-        logits, loss = kept @ self.transformer.wte.weight.t(), None
+    def set_output_embeddings(self, head):
+        self.lm_head = head
+
+    def forward(self, input_ids=None, past_key_values=None, attention_mask=None, *, labels=None, logits_to_keep=0,
+                return_dict=None, num_items_in_batch=None, **rest):
+        """labels as in transformers: input_ids, or -100 where there is no loss; they are shifted here. logits_to_keep:
+        the last ones, 0: all, or a tensor of their numbers"""
+        found = self.transformer(input_ids, past_key_values, attention_mask, return_dict=True, **rest)
+        kept = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
+        logits, loss = self.lm_head(found.last_hidden_state[:, kept]), None
         if labels is not None:
             loss = mean_loss(logits[:, :-1], labels[:, 1:], num_items_in_batch)
         output = CausalLMOutputWithPast(loss=loss, logits=logits, hidden_states=found.hidden_states,
                                         **{CACHE: found.get(CACHE)})
-        return output if return_dict else output.to_tuple()
+        return self.result(output, return_dict)
+
+    @staticmethod
+    def create_masks_for_generate(attention_mask=None, **_):
+        """what generate() makes of the mask for a static cache"""
+        return attention_mask
+
+    def _valid_auto_compile_criteria(self, *_):
+        """With a static cache generate() would compile, but every token sees more keys than the one before it."""
+        return False
+
+    def _get_static_cache_init_shape(self):
+        """unknown: the keys in the cache have columns beyond a head's"""
 
     if OLD_GENERATE:
+        def _contrastive_search(self, *_, **__):
+            raise ValueError("penalty_alpha: expected None: contrastive search takes a cache apart")
+
         def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None,
                                           **_):
             known = past_key_values.get_seq_length() if past_key_values is not None else 0
@@ -454,9 +501,12 @@ class CableBertModel(CableBase):
     def get_input_embeddings(self):
         return self.embeddings["word_embeddings"]
 
-    def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None,
-                output_hidden_states=None, return_dict=True, **rest):
-        wants_hidden_states = self.wants_hidden_states(output_hidden_states, rest)
+    def set_input_embeddings(self, embedding):
+        self.embeddings["word_embeddings"] = embedding
+
+    def forward(self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None,
+                output_hidden_states=None, return_dict=None, **rest):
+        wants_hidden_states = self.wants_hidden_states(input_ids, output_hidden_states, rest)
         rows, e = Rows(input_ids, attention_mask, position_ids, 0), self.embeddings
         types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
         x = add_position(e["word_embeddings"](input_ids), rows.position, self.config)
@@ -468,12 +518,14 @@ class CableBertModel(CableBase):
             x = checkpoint(layer, x, rows, t5, use_reentrant=False) if recompute else layer(x, rows, t5)
         hidden.append(x)
         output = BaseModelOutput(last_hidden_state=x, hidden_states=tuple(hidden) if wants_hidden_states else None)
-        return output if return_dict else output.to_tuple()
+        return self.result(output, return_dict)
 
 
 class CableBertForMaskedLM(CableBase):
     config_class = CableBertConfig
     base_model_prefix = "bert"
+    _tied_weights_keys = {"cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
+                          "cls.predictions.decoder.bias": "cls.predictions.bias"}
 
     def __init__(self, config):
         super().__init__(config)
@@ -481,15 +533,19 @@ class CableBertForMaskedLM(CableBase):
         self.cls = nn.ModuleDict({"predictions": Predictions(config)})
         self.post_init()
 
-    def get_input_embeddings(self):
-        return self.bert.embeddings["word_embeddings"]
+    def get_output_embeddings(self):
+        return self.cls["predictions"].decoder
 
-    def forward(self, input_ids, attention_mask=None, token_type_ids=None, position_ids=None, labels=None,
-                output_hidden_states=None, return_dict=True, num_items_in_batch=None, **rest):
-        found = self.bert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states, **rest)
-        logits, loss = self.cls["predictions"](found.last_hidden_state, self.get_input_embeddings().weight), None
+    def set_output_embeddings(self, head):
+        self.cls["predictions"].decoder, self.cls["predictions"].bias = head, head.bias
+
+    def forward(self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None, labels=None,
+                output_hidden_states=None, return_dict=None, num_items_in_batch=None, **rest):
+        found = self.bert(input_ids, attention_mask, token_type_ids, position_ids, output_hidden_states,
+                          return_dict=True, **rest)
+        logits, loss = self.cls["predictions"](found.last_hidden_state), None
         if labels is not None:
             loss = mean_loss(logits, labels, num_items_in_batch)
         output = MaskedLMOutput(loss=loss, logits=logits, hidden_states=found.hidden_states)
-        return output if return_dict else output.to_tuple()
+        return self.result(output, return_dict)
 # )py"

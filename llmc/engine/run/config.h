@@ -329,6 +329,7 @@ inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     if (!bert) {
         for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
         j["model_input_names"] = {"input_ids", "attention_mask"};
+        j["padding_side"] = "left";                 // generate() continues a batch of texts at their common end
         if (!one_file) { j["add_prefix_space"] = t.settings.prefix_space; }
     } else if (!one_file) {
         j["tokenizer_class"] = "BertTokenizer";
