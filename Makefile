@@ -1,12 +1,15 @@
 # Makefile -- `make help` lists the targets. Knobs, given as make KNOB=value:
 #
-#   CXX=clang++  NVCC=path         the compilers             NO_OMP=1   one thread
-#   ARCH=sm_90a                    the GPU to build for      PRECISION=FP32   in float32: what a CPU does anyway
-#                                                             PRECISION=BF16   in bf16: what CUDA does anyway
-#   MPI=0  NCCL=0                  without them              OPENMPI_DIR=path  NCCL_DIR=path   where they are
-#   FEW_POSITIONS=1                builds the encodings none and cable only, in a fraction of the time
-#   ARGS='[tag]'                   the tests to run          CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS   are added to ours:
-#                                  after ours if typed, before ours if the environment exports them
+#   CXX=clang++  NVCC=path     the compilers
+#   ARCH=sm_90a                the GPU to build for
+#   PRECISION=FP32, or BF16    without it float32 on a CPU, bf16 in CUDA
+#   NO_OMP=1                   one thread
+#   MPI=0  NCCL=0              without them
+#   OPENMPI_DIR=path  NCCL_DIR=path        where they are
+#   FEW_POSITIONS=1            the encodings none and cable only: built faster
+#   ARGS='[tag]'               the tests to run
+#   CPPFLAGS  CXXFLAGS  LDFLAGS  NVCCFLAGS are added to ours: after ours if typed,
+#                              before ours if the environment exports them
 
 ifeq ($(origin CXX),default)
 CXX := $(if $(shell command -v g++),g++,clang++)
@@ -190,19 +193,19 @@ $(B)/ladders/%: dev/cuda/%.cu $(B)/cpu.flags
 	$(CXX) $(CPU_FLAGS) -I. -MF $@.d -x c++ $< -x none -o $@ $(CPU_LIBS)
 
 # targets that compile nothing themselves; `make help` prints what stands after ## ---------------------------
-demo:      ## train four small models, compare how far they extrapolate (2 minutes)
+demo:      ## train four small models; how far does each extrapolate?
 demo-bert: ## the same with train_bert, on masked bytes
-million:   ## after make demo: its models in one window of 1,048,576 tokens, and the loss by position (1 minute)
+million:   ## after make demo: its models in one window of 1,048,576 tokens
 	@scripts/million.sh
-demo-tasks: ## which encodings answer longer questions than they have learned from
+demo-tasks: ## which encodings answer longer questions than they learned?
 demo demo-bert demo-tasks:
 	@dev/install.sh demo
 	@"$$(dev/install.sh --python matplotlib numpy)" scripts/demo.py $(patsubst demo-%,%,$(@:demo=gpt2))
-verdict:   ## published numbers that this machine can test; ROW=name: is that one reproduced?
+verdict:   ## published numbers to test here; ROW=name: is it reproduced?
 	@"$$(dev/install.sh --python scipy || echo python3)" scripts/verdict.py $(ROW) $(ARGS)
-test:      ## the tests that see most faults in their time (installs what is missing); ARGS='[tag]': only those
+test:      ## the quick tests (installs what is missing); ARGS='[tag]'
 test-long: ## the rest of the tests
-simt:      ## the CUDA kernels and trainers on an emulated GPU (in test and test-long); ARGS: words in a test's name
+simt:      ## the CUDA text on an emulated GPU; ARGS: words of a test's name
 ranks:     ## one run on several processes (part of make test-long)
 race:      ## the tests tagged [race] under ThreadSanitizer
 asan:      ## the tests tagged [asan] under AddressSanitizer
@@ -210,7 +213,7 @@ ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
 test test-long simt ranks race asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
-edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: the CPU seconds of the make after it, against a limit
+edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: CPU seconds of make, with limits
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
@@ -219,13 +222,13 @@ exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transforme
 lint:      ; @python3 dev/figures.py --check && python3 dev/lint.py   ## rules of the sources that no compiler checks
 gpu-check: ; @python3 dev/gpu_check.py $(ARGS)      ## on a machine with a GPU: correctness, speed and memory
 bench:     ; @dev/bench/run.sh         ## speed and memory, beside PyTorch
-hashes:    ; @python3 dev/hashes.py $(ARGS)      ## the same weights from every compiler, processor, thread and rank
+hashes:    ; @python3 dev/hashes.py $(ARGS)      ## the same weights from every compiler, processor and rank
 install:   ; @dev/install.sh $(if $(ARGS),unit,test)            ## what the tests need from the system
 clean:     ; @rm -rf $(B) $(TRAINERS) $(TRAINERS:%=%cu)          ## remove everything that was built
 mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI found" >&2; exit 1)
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
-	@sed -n '1s/.*targets. /\n/p; 2,10s/^# \{0,1\}//p' Makefile
+	@sed -n '1s/.*targets. /\n/p; 2,12s/^# \{0,1\}//p' Makefile
 .PHONY: all $(PLAIN) mpi-found demo-tasks mutations
 .SECONDARY .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

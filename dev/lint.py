@@ -375,6 +375,9 @@ def counts(root):
 
 
 def main():
+    if {"-h", "--help"} & {*sys.argv}:
+        print(__doc__)
+        return 0
     args = [a for a in sys.argv[1:] if a not in ("--words", "--counts")]
     only = args[args.index("--only") + 1:] if "--only" in args else [""]
     args = args[:args.index("--only")] if "--only" in args else args

@@ -156,10 +156,10 @@ def positive(text):
 
 
 def naturals(text):
-    """the numbers of a list such as 1,2,3, each once"""
-    if not re.fullmatch(r"\d{1,18}(,\d{1,18})*", text):
-        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text}")
-    return list(dict.fromkeys(map(int, text.split(","))))
+    """the numbers of a list such as 1,2,3 or 1 2 3, each once"""
+    if not re.fullmatch(r"\d{1,18}([, ]\d{1,18})*", text):
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas or blanks, got {text}")
+    return list(dict.fromkeys(map(int, re.split("[, ]", text))))
 
 
 # Files ----------------------------------------------------------------------------------------------------------------

@@ -128,14 +128,15 @@ def main(argv):
     p.add_argument("--corpus", required=True, help="the documents: shards, or .txt with one per line")
     p.add_argument("--queries", required=True, help="the queries: shards, or .txt with one per line")
     p.add_argument("--qrels", required=True, help="the judgements, TREC's or BEIR's")
-    p.add_argument("--eval_lengths", default="512", help="with --load: tokens that the texts are cut to [512]")
+    p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[[512]], metavar="T",
+                   help="with --load: tokens that the texts are cut to [512]")
     p.add_argument("--out", help="directory whose log.jsonl gets a line for each length [none]")
     p.add_argument("--trainer", default="./train_bert", help="the program that embeds, with flags [./train_bert]")
     args = p.parse_args(argv)
     list(map(need, ("numpy", "pytrec_eval", "xxhash")))     # before minutes of embedding
     qrels = read_qrels(args.qrels)
     os.makedirs(args.out or ".", exist_ok=True)
-    for T in args.eval_lengths.split(",") if args.load else [""]:
+    for T in [str(n) for some in args.eval_lengths for n in some] if args.load else [""]:
         with tempfile.TemporaryDirectory(prefix="embeddings.", dir=args.out) as place:
             files = [embed(args, what, T, place) if T else getattr(args, what) for what in ("queries", "corpus")]
             record = {**({"T": int(T)} if T else {}), **evaluate(*files, qrels, args.qrels)}

@@ -253,7 +253,10 @@ inline void set_threads(int n) {
 inline void wait_politely(char** argv) {
     if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
     if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) { return; }       // without it, the next start would do the same
-    execv("/proc/self/exe", argv);          // returns only on failure, and then the program continues as it is
+    // By its own path, because the process is called after the last part of what is executed
+    char path[4096] = {};
+    if (readlink("/proc/self/exe", path, sizeof(path) - 1) > 0) { execv(path, argv); }
+    execv("/proc/self/exe", argv);          // the file has gone; returns only on failure, and the program continues
 }
 #else
 inline int max_threads() { return 1; }

@@ -48,7 +48,7 @@ inline std::string option_kind(bool) { return "0 or 1"; }
 inline std::string option_kind(int) { return "an int"; }
 inline std::string option_kind(int64_t) { return "an integer"; }
 inline std::string option_kind(double) { return "a number"; }
-inline std::string option_kind(const Ints&) { return "ints joined by commas, each"; }
+inline std::string option_kind(const Ints&) { return "ints joined by commas or blanks, each"; }
 inline std::string option_kind(const Names&) { return "names joined by commas"; }
 
 // "an integer >= 1 or -1", for messages and --help
@@ -58,6 +58,33 @@ template <class V> std::string option_wanted(const Range& r, const V& value) {
     if (std::isfinite(r.hi)) { return s + strprintf(" from %g to %g", r.lo, r.hi); }
     if (std::isfinite(r.lo)) { s += strprintf(" >= %g", r.lo); }
     return s + (r.or_minus_one ? " or -1" : "");
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// text in lines
+
+constexpr size_t HELP_COLUMNS = 80, CONSOLE_COLUMNS = 100;
+
+inline Names words_of(const std::string& text) {
+    Names words;
+    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
+        words.push_back(text.substr(at, text.find(' ', at) - at));
+    }
+    return words;
+}
+
+// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would extend beyond `columns`
+// begins a new line at column `indent`.
+inline std::string wrapped(const Names& pieces, size_t at, size_t indent, size_t columns = HELP_COLUMNS) {
+    std::string s;
+    for (const std::string& piece : pieces) {
+        const bool first = s.empty(), fits = at + 1 + piece.size() <= columns;
+        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
+        if (!first) { at = fits ? at + 1 : indent; }
+        s += piece;
+        at += piece.size();
+    }
+    return s;
 }
 
 // ----------------------------------------------------------------------------------------------------------

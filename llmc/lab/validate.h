@@ -12,7 +12,15 @@ struct TokenData {
     TokenData(const Run& run, bool trains, bool evaluates) {
         const Options& o = run.o;
         if (trains) { train = open_tokens(o, "--train_files"); }
-        if (evaluates || (trains && o.val_every > 0)) { val = open_tokens(o, "--val_files", train ? train->vocab : 0); }
+        if (!evaluates && (!trains || o.val_every == 0)) { return; }
+        try {
+            val = open_tokens(o, "--val_files", train ? train->vocab : 0);
+        } catch (const Error& e) {              // an error of the default file says nothing to a user who has others
+            const bool all_defaults = trains && !o.is_given("train_files");
+            check(o.is_given("val_files") || all_defaults, "no data to %s",
+                  evaluates ? "evaluate: give --val_files" : "validate on: give --val_files, or --val_every 0");
+            throw;
+        }
     }
     // Dies unless the files have a window of every length that will be taken from them.
     void check_lengths(const Run& run) const {

@@ -79,7 +79,9 @@ constexpr PositionAlias position_aliases[] = {{"fox", "cable_v1"}};
 // the table, as --help prints it
 inline std::string position_help() {
     std::string s;
-    for (const PositionRow& row : position_rows) { s += strprintf("  %-14s %s\n", row.name, row.help); }
+    for (const PositionRow& row : position_rows) {
+        s += strprintf("  %-14s %s\n", row.name, wrapped(words_of(row.help), 17, 17).c_str());
+    }
     return s;
 }
 

@@ -850,6 +850,7 @@ TEST_CASE("bert_run: --check and --help", "[bert_run]") {
     for (const char* part : {"usage: train_bert", "--mask_share", "--encode", "kcable_nw"}) {
         CHECK(contains(help.out, part));
     }
+    for (const std::string& line : lines_of(help.out)) { CHECK((line.size() <= 80 || contains(line, "commit "))); }
     CHECK_FALSE(contains(help.out, "--generate"));
 }
 

@@ -1363,10 +1363,13 @@ TEST_CASE("run: the banner shows what was changed and what the user may not expe
     INFO(plain);
     CHECK(contains(plain, "--lr 0.001 "));
     CHECK_FALSE(contains(plain, "--beta1"));                    // has its default
-    CHECK(contains(plain, "note              --schedule cosine with --final_lr 1 keeps the learning rate constant; "));
-    CHECK_FALSE(contains(banner(check_run.with("--final_lr 0.1")), "note "));
+    CHECK_FALSE(contains(plain, "note "));                      // none against defaults
+    const Flags cosine = check_run.with("--schedule cosine");
+    CHECK(contains(banner(cosine),
+                   "note              --schedule cosine with --final_lr 1 keeps the learning rate constant; "));
+    CHECK_FALSE(contains(banner(cosine.with("--final_lr 0.1")), "note "));
     CHECK_FALSE(contains(banner(check_run.with("--schedule constant")), "note "));
-    CHECK(contains(banner(check_run.with("--warmup 5")), "constant after the warm-up; "));
+    CHECK(contains(banner(cosine.with("--warmup 5")), "constant after the warm-up; "));
     CHECK_FALSE(contains(plain, "tensor-core kernel"));
     CHECK_FALSE(contains(banner(check_run.with("--pos fire")), "tensor-core kernel"));
 }
@@ -1380,6 +1383,34 @@ TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
     check_refused(place, {place.base.set("--val_files", place / "data/wikitext103/*_val_*.bin"),
                           {"--val_files", ": python3 data/wikitext.py"}});
     check_refused(place, {place.base.set("--val_files", place / "other.bin"), {"--val_files", "no file matches"}});
+}
+
+TEST_CASE("run: no validation data is not an error of the default file", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags trains = place.base.without("--val_files");
+    check_refused(place, {trains, {"no data to validate on: give --val_files, or --val_every 0"}});
+    CHECK_FALSE(contains(place.run(trains).err, "tinyshakespeare"));
+    CHECK(place.run(trains.set("--val_every", "0").set("--check")).code == 0);
+    REQUIRE(place.run(place.base).code == 0);
+    check_refused(place, {Flags().set("--load", place.out()).with("--eval_lengths 16"),
+                          {"no data to evaluate: give --val_files"}});
+}
+
+TEST_CASE("run: a trainer's process has its name", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const std::string log = place / "log", name = place.program.substr(place.program.rfind('/') + 1);
+    std::string shown;
+    // without the variables that keep it from starting itself again
+    std::vector<std::string> words = place.base.with("--steps 1000000 --checkpoint_every 0").words();
+    words.insert(words.begin(), {"-u", "OMP_WAIT_POLICY", "-u", "GOMP_SPINCOUNT", place.program});
+    const Process p("/usr/bin/env", words, log);
+    p.wait_for_lines(log + ".out", 12);
+    INFO(read_file(p.err));
+    REQUIRE(p.running());
+    std::ifstream("/proc/" + std::to_string(p.pid) + "/comm") >> shown;
+    CHECK(shown == name.substr(0, 15));
 }
 
 TEST_CASE("run: limits of memory, threads no machine has, and batches that fit in none", "[run][limits]") {
@@ -1496,6 +1527,8 @@ TEST_CASE("run: --check and --help", "[run]") {
                              ", float32, CPU"}) {
         CHECK(contains(help.out, part));
     }
+    for (const std::string& line : lines_of(help.out)) { CHECK((line.size() <= 80 || contains(line, "commit "))); }
+    CHECK(place.run(Flags().set("-h")).out == help.out);
 }
 
 TEST_CASE("run: perplexity at every length, logged", "[run]") {

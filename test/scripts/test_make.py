@@ -52,6 +52,11 @@ class Knobs(Folder):
         path = self.shell("with space/g++", "")
         self.refused(f"CXX={path}: make cuts a path at its spaces; name a link to it without any", "CXX=" + path)
 
+    def test_help_fits_a_terminal(self):
+        code, output = make("help")
+        self.assertEqual((code, [line for line in output.splitlines() if len(line) > 80]), (0, []))
+        self.assertIn("before ours if the environment exports them", output)            # the last of the knobs
+
     def test_each_knob_reaches_the_compiler(self):
         cuda = ("train_gpt2cu", "NVCC=/opt/nvcc")
         for words, present, absent in (

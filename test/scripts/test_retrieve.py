@@ -136,7 +136,7 @@ class TestRetrieve(Folder):
         go = lambda *more: ended(sys.executable, os.path.join(SCRIPTS, "retrieve.py"), "--load", self.path("run"),
                                  "--corpus", texts, "--queries", texts, "--qrels", qrels, "--trainer", BERT_TRAINER,
                                  "--out", self.path("o"), *more)
-        code, said = go("--eval_lengths", "8,40")
+        code, said = go("--eval_lengths", "8", "40")
         self.assertEqual(code, 0, said)
         with open(self.path("o/log.jsonl")) as f:
             cut, whole = map(json.loads, f)

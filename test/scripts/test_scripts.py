@@ -1,9 +1,11 @@
 """test_scripts.py -- paper.py and report.py with tiny real training runs."""
 import argparse
 import collections
+import contextlib
 import fnmatch
 import glob
 import importlib
+import io
 import json
 import lzma
 import math
@@ -21,6 +23,7 @@ from unittest import mock
 from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, called,
                     read_bytes)
 import console
+import demo
 import longppl
 import paper
 import report
@@ -72,6 +75,26 @@ class TestQueue(Folder):
         settings = [runqueue.settings_of(done._replace(flags={**flags, "resume": "1", "val_files": name}))
                     for name in ("a.bin", "b.bin")]
         self.assertEqual(settings[0], settings[1])
+
+
+class TestDemo(Folder):
+    def test_the_table_fits_a_terminal(self):
+        for kind, encodings in demo.EXPECTED.items():
+            self.assertEqual({*demo.published(kind)}, {*encodings})
+            log = lambda run, *_, **__: [{"T": T, "ppl": 20.38} for T in demo.LENGTHS
+                                         if T <= 128 or not run.endswith("learned")]
+            out = io.StringIO()
+            with mock.patch.multiple(demo, read_log=log, weights_sha256=lambda _: 64 * "f"), \
+                    contextlib.redirect_stdout(out):
+                demo.table(kind, "run", demo.STEPS[kind])
+            head, *rows = out.getvalue().splitlines()[1:2 + len(encodings)]
+            self.assertEqual({len(line) for line in (head, *rows)}, {79})
+            self.assertIn("\n" + head + "\n", read_bytes(os.path.join(ROOT, demo.PUBLISHED[kind])).decode())
+
+    def test_help(self):
+        for path in ("scripts/demo.py", "dev/lint.py"):
+            done = run(sys.executable, path, "-h")
+            self.assertEqual((done.returncode, f"{path} " in done.stdout), (0, True), path)
 
 
 class TestCommands(Folder):

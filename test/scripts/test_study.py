@@ -143,7 +143,7 @@ class Fake(Folder):
 
 class TestTable(Fake):
     def test_mean_deviation_and_count(self):
-        r = self.study("--encodings", "one", "limited", "--eval_lengths", "64", "128", "--val_files", "x/b.txt",
+        r = self.study("--encodings", "one", "limited", "--eval_lengths", "64 128", "--val_files", "x/b.txt",
                        "--eval_tokens", "999", seeds="1 2 4")
         of = lambda T: [10 + seed ** 2 + T / 64 for seed in (1, 2, 4)]
         rows = {(row["encoding"], int(row["T"])): row for row in self.table("s", "study.csv")}

@@ -448,7 +448,8 @@ class Table(Folder):
         self.assertIn("--jobs: expected at least 1, got 0", self.run_it("--jobs", "0", code=2))
         self.assertRegex(self.run_it("--trainer", "/bin/true", code=2),
                          r"\Atasks.py: /bin/true --help: expected a list of.*\n\Z")
-        self.assertIn("--seeds: expected numbers separated by commas, got 1,x", self.run_it("--seeds", "1,x", code=2))
+        self.assertIn("--seeds: expected numbers separated by commas or blanks, got 1,x",
+                      self.run_it("--seeds", "1,x", code=2))
         self.assertIn("--part: expected K/N with K from 1 to N, got 3/2", self.run_it("--part", "3/2", code=2))
         self.assertIn("--pos: expected some of none, cable, rope", self.run_it("--pos", "kable", code=2))
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))

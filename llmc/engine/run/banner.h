@@ -18,27 +18,29 @@ inline const std::vector<ModelSize> bert_sizes = {      // name, L, NH, C
     {"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
 
 inline std::string gpt2_help() {
-    return "Trains, evaluates and samples a GPT-2 with any of these positional encodings (--pos):\n" + position_help() +
-           "\n" + sizes_help(gpt2_sizes) + "\n"
-           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
-           "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 --steps 2000 --lr 1e-3 \\\n"
-           "               --warmup 100 --final_lr 0.1 --pos cable --out run/cable --checkpoint_every 500\n"
+    return "Trains, evaluates and samples a GPT-2 with any of these encodings (--pos):\n" + position_help() + "\n" +
+           sizes_help(gpt2_sizes) + "\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
+           "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 \\\n"
+           "               --steps 2000 --lr 1e-3 --warmup 100 --final_lr 0.1 --pos cable \\\n"
+           "               --out run/cable --checkpoint_every 500\n"
            "Measure how far it extrapolates beyond the length it was trained at:\n"
-           "  ./train_gpt2 --load run/cable/step_00002000 --val_files b.txt --eval_lengths 256,512,1024,2048\n"
+           "  ./train_gpt2 --load run/cable --val_files b.txt --eval_lengths 256,512,1024\n"
            "Write text:\n"
-           "  ./train_gpt2 --load run/cable/step_00002000 --generate \"Once upon a time\" --tokens 200 --top_k 40\n";
+           "  ./train_gpt2 --load run/cable --generate \"Once upon a time\" --top_k 40\n";
 }
 
 inline std::string bert_help() {
     return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
            "\n" + sizes_help(bert_sizes) + "\n"
-           "Train on your own text, and save every 500 steps; --resume 1 continues an interrupted run:\n"
-           "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 --B 16 --steps 1000 \\\n"
-           "               --lr 2e-3 --warmup 100 --final_lr 0.1 --pos cable --out run/bert --checkpoint_every 500\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
+           "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 \\\n"
+           "               --B 16 --steps 1000 --lr 2e-3 --warmup 100 --final_lr 0.1 \\\n"
+           "               --pos cable --out run/bert --checkpoint_every 500\n"
            "Measure how far it extrapolates beyond the length it was trained at:\n"
-           "  ./train_bert --load run/bert/step_00001000 --val_files b.txt --eval_lengths 128,256,512\n"
+           "  ./train_bert --load run/bert --val_files b.txt --eval_lengths 128,256,512\n"
            "Fill in the blanks:\n"
-           "  ./train_bert --load run/bert/step_00001000 --predict \"the [MASK]at sat on the mat\"\n";
+           "  ./train_bert --load run/bert --predict \"the [MASK]at sat on the mat\"\n";
 }
 
 inline int print_help(const char* program, const std::string& description, Program flags) {
@@ -70,9 +72,9 @@ inline std::string data_text(const Run& r, const TokenFiles& files) {
     return data_text(r, thousands(files.tokens) + " tokens", epoch);
 }
 
-// A note for users who expect the learning rate to decay: with llm.c's defaults the cosine is constant.
+// A note for users who ask for a schedule: with llm.c's default of --final_lr each of them is constant.
 inline std::string schedule_note(const Options& o) {
-    if (o.schedule == "constant" || o.final_lr < 1) { return ""; }
+    if (!o.is_given("schedule") || o.schedule == "constant" || o.final_lr < 1) { return ""; }
     const char* after = o.warmup > 0 ? " after the warm-up" : "";
     return strprintf("--schedule %s with --final_lr 1 keeps the learning rate constant%s; --final_lr 0.1 would let it "
                      "decay", o.schedule.c_str(), after);

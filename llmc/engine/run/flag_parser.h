@@ -19,12 +19,18 @@ const char* const refused_flags[][2] = {
 // llm.c's flags that have no effect here: the accepted values, and the notice
 struct NoOpFlag { const char* name; int lowest, highest; const char* holds; };
 const NoOpFlag no_op_flags[] = {
-    {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE; --help lists the flags"},
+    {"-h", 0, 1, "HellaSwag is scored if its file is given, --hellaswag FILE"},     // -h alone is --help
     {"-w", 1, 1, "master weights are always float32"},
     {"-f", 0, 1, "the build fixes the precision of matmuls"},
     {"-z", 0, 1, "several ranks always share the optimizer state (ZeRO-1), which changes no bit"},
     {"-ge", -1, 2, "there is no choice of GELU fusion"},
     {"-lg", -1, INT_MAX, "no device statistics are printed"},
+};
+
+// Names that other programs give to flags of this one, and the flag
+const char* const other_names[][2] = {
+    {"--learning_rate", "--lr"}, {"--epochs", "--steps -1, one pass over the data"}, {"--batch_size", "--B"},
+    {"--block_size", "--T"}, {"--seq_length", "--T"}, {"--max_steps", "--steps"},
 };
 
 struct Options {
@@ -42,7 +48,14 @@ struct Options {
     bool is_given(const std::string& name) const { return std::find(given.begin(), given.end(), name) != given.end(); }
 };
 
-struct OptionRow { const char *group, *name, *alias; Range range; OnResume on_resume; const char* help; int programs; };
+struct OptionRow {
+    const char *group, *name, *alias;
+    Range range;
+    OnResume on_resume;
+    const char* help;
+    int programs;
+    bool is_list = false;               // of numbers
+};
 
 // Calls f(row, field) for every flag; O is Options or const Options.
 template <class O, class F> void for_each_option(O& o, F f) {
@@ -50,7 +63,7 @@ template <class O, class F> void for_each_option(O& o, F f) {
     int of = BOTH;
 #define GROUP(title, programs) group = title; of = programs;
 #define X(type, name, alias, value, range, on_resume, help) \
-    f(OptionRow{group, #name, alias, range, on_resume, help, of}, o.name);
+    f(OptionRow{group, #name, alias, range, on_resume, help, of, std::is_same_v<type, Ints>}, o.name);
     OPTIONS(X, GROUP)
 #undef X
 #undef GROUP
@@ -83,6 +96,10 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
     }
     const std::string shown = "'" + printable(flag) + "'";
     check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
+    for (auto& other : other_names) {
+        check(edit_distance(flag.substr(0, std::min(flag.find('='), (size_t)40)), other[0]) > 1,
+              "%s: there is no such flag; did you mean %s? --help lists them", shown.c_str(), other[1]);
+    }
     Names flags;
     for (const OptionRow& row : option_rows()) { flags.push_back(std::string("--") + row.name); }
     die(EXIT_BAD_INPUT, "%s: there is no such flag; %s--help lists them", shown.c_str(),
@@ -108,11 +125,13 @@ inline bool is_model_descriptor(const std::string& s) {
 inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     for (const NoOpFlag& f : no_op_flags) {
         if (flag != f.name) { continue; }
-        check(!o.is_given(flag), "%s: is given twice", f.name);
-        o.given.push_back(flag);
         int n = 0;
         const std::string text = value == nullptr ? "" : value;
-        check(parse_value(text, between(f.lowest, f.highest), n), "%s: expected %s, got '%s' (%s)", f.name,
+        const bool good = parse_value(text, between(f.lowest, f.highest), n);
+        if (!good && is_flag(flag)) { return false; }
+        check(!o.is_given(flag), "%s: is given twice", f.name);
+        o.given.push_back(flag);
+        check(good, "%s: expected %s, got '%s' (%s)", f.name,
               option_wanted(between(f.lowest, f.highest), n).c_str(), printable(text).c_str(), f.holds);
         o.notes.push_back(strprintf("%s %d changes nothing: %s", f.name, n, f.holds));
         return true;
@@ -202,6 +221,10 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
                   argv[i + 1]);
             value = argv[++i];
         }
+        while (row.is_list && i + 1 < argc && isdigit((unsigned char)argv[i + 1][0])) {
+            value += std::string(",") + argv[++i];
+        }
+        if (row.is_list) { std::replace(value.begin(), value.end(), ' ', ','); }
         if (name == "load" && is_model_descriptor(value)) { name = "model"; }
         check(!o.is_given(name), "%s: --%s is given twice", flag.c_str(), name.c_str());
         o.given.push_back(name);
@@ -215,30 +238,6 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
 // ----------------------------------------------------------------------------------------------------------
 // showing them
 
-constexpr size_t CONSOLE_COLUMNS = 100;
-
-inline Names words_of(const std::string& text) {
-    Names words;
-    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
-        words.push_back(text.substr(at, text.find(' ', at) - at));
-    }
-    return words;
-}
-
-// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would extend beyond
-// CONSOLE_COLUMNS begins a new line at column `indent`.
-inline std::string wrapped(const Names& pieces, size_t at, size_t indent) {
-    std::string s;
-    for (const std::string& piece : pieces) {
-        const bool first = s.empty(), fits = at + 1 + piece.size() <= CONSOLE_COLUMNS;
-        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
-        if (!first) { at = fits ? at + 1 : indent; }
-        s += piece;
-        at += piece.size();
-    }
-    return s;
-}
-
 // The text of --help; `description` has the program's purpose, its sizes and examples.
 inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
     std::string s = "usage: " + name + " [--flag value]...\n" + description;
@@ -248,13 +247,13 @@ inline std::string help_text(const std::string& name, const std::string& descrip
         if (!(row.programs & program)) { return; }
         if (group != row.group) { s += strprintf("\n%s\n", row.group); }
         group = row.group;
-        Names help = words_of(row.help);
+        std::string help = row.help;
         if (row.range.takes_value) {
             const std::string text = option_text(value);
-            help.push_back("[" + (text.empty() ? "absent" : text) + "; " + option_wanted(row.range, value) + "]");
+            help += " [" + (text.empty() ? "absent" : text) + "; " + option_wanted(row.range, value) + "]";
         }
         const std::string flag = strprintf("  --%-18s %-4s ", row.name, row.alias);
-        s += flag + wrapped(help, flag.size(), flag.size()) + "\n";
+        s += flag + wrapped(words_of(help), flag.size(), flag.size()) + "\n";
     });
     return s;
 }
@@ -274,7 +273,7 @@ inline Names changed_flags(const Options& o) {
 
 // A line of the start banner: "encoding          cable"
 inline std::string banner_line(const char* label, const Names& pieces) {
-    return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18).c_str());
+    return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18, CONSOLE_COLUMNS).c_str());
 }
 inline std::string banner_line(const char* label, const std::string& text) {
     return banner_line(label, words_of(text));

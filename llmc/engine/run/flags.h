@@ -130,4 +130,4 @@ constexpr int MOST_WINDOW = 1 << 30;
       "line; they are cut to the first of --eval_lengths, or to --T tokens") \
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
-    X(bool, help, "", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
+    X(bool, help, "-h", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
