@@ -34,7 +34,7 @@ COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 TABLES = {".csv": ",", ".tsv": "\t"}
 KINDS = (".txt", ".jsonl", ".json", ".parquet", *TABLES, ".tokens", ".raw", ".md")
 JSON_LINES = (".ndjson", ".jl", ".jsonlines")           # other names of .jsonl
-DAMAGED = (EOFError, zlib.error, lzma.LZMAError, gzip.BadGzipFile, UnicodeDecodeError)
+DAMAGED = (EOFError, zlib.error, lzma.LZMAError, UnicodeDecodeError)
 
 
 def new_counts():
@@ -82,10 +82,29 @@ class Text(Readable):
         return n
 
 
+class Unpadded(Readable):
+    """an .xz file without the zeros that may follow its end, at fewer than 12 of which Python's lzma stumbles"""
+
+    def __init__(self, file):
+        self.file, self.left, tail = file, file.seek(0, io.SEEK_END), b""
+        while not tail and self.left:
+            file.seek(max(0, self.left - 4096))
+            block = file.read(self.left - file.tell())
+            tail = block.rstrip(b"\0")
+            self.left -= len(block) - len(tail)
+        file.seek(0)
+
+    def readinto(self, out):
+        n = self.file.readinto(memoryview(out)[:self.left])
+        self.left -= n
+        return n
+
+
 def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     file = open_regular(path)
-    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lzma.LZMAFile, ".bz2": bz2.BZ2File,
+    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lambda f: lzma.LZMAFile(Unpadded(f)),
+              ".bz2": bz2.BZ2File,
               ".zst": lambda f: need("pyarrow").CompressedInputStream(f, "zstd")}
     for ending, reader in unpack.items():
         if path.lower().endswith(ending):
@@ -98,6 +117,8 @@ def reading(path):
     """errors of a file that is damaged or cannot be read, with its name"""
     try:
         yield
+    except gzip.BadGzipFile as e:
+        raise BadInput(f"{path}: expected gzip up to its end, got other bytes ({e})") from None
     except DAMAGED as e:
         raise BadInput(f"{path}: damaged or cut short ({e})") from None
     except OSError as e:
