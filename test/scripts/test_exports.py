@@ -1118,7 +1118,7 @@ class BertForMaskedLM(Case):
         for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, 4, 48))):
             with self.assertRaisesRegex(ValueError, name):
                 model(torch.zeros(1, 4, dtype=torch.long), **{name: value})
-        model.resize_token_embeddings(270)
+        model.float().resize_token_embeddings(270)
         predictions, ids = model.cls["predictions"], torch.tensor([[1, 269]])
         self.assertIs(predictions.bias, model.get_output_embeddings().bias)
         self.assertIs(model.get_input_embeddings().weight, model.get_output_embeddings().weight)
