@@ -523,6 +523,7 @@ nlohmann::json word_pieces_json() {
             {"normalizer", {{"type", "BertNormalizer"}, {"clean_text", true}, {"handle_chinese_chars", true},
                             {"strip_accents", nullptr}, {"lowercase", true}}},
             {"pre_tokenizer", {{"type", "BertPreTokenizer"}}},
+            {"post_processor", {{"type", "BertProcessing"}, {"cls", {"[CLS]", 2}}, {"sep", {"[SEP]", 5}}}},
             {"model", {{"type", "WordPiece"}, {"unk_token", "[UNK]"}, {"continuing_subword_prefix", "##"},
                        {"max_input_chars_per_word", 100}, {"vocab", vocab}}}};
 }
@@ -625,6 +626,7 @@ TEST_CASE("tokenizer: transformers' tokenizer.json, and ones that say something 
         {bert, "/post_processor", "{\"type\": \"TemplateProcessing\", \"single\": [{\"Sequence\": {\"id\": \"A\"}}]}",
          "post_processor: expected \"[CLS] A [SEP]\" around a text A, got \"A\" (TemplateProcessing)"},
         {good, "/added_tokens", "7", "added_tokens: expected a list, got 7"},
+        {bert, "/post_processor", "null", "around a text A, got \"A\" (null)"},
         {bert, "/normalizer/lowercase", "0", "normalizer.lowercase: expected true or false, got 0"},
         {bert, "/normalizer/clean_text", "false", "normalizer.clean_text: expected true, got false"},
         {bert, "/normalizer/strip_accents", "false", "strip_accents: expected true, as lower case, got false"},
@@ -694,7 +696,8 @@ TEST_CASE("tokenizer: settings beside a vocabulary are honoured, or refused by n
         {"special_tokens_map.json", R"({"cls_token": {"content": "<s>"}})", "cls_token: expected \"[CLS]\", got \"<s>"},
         {"tokenizer_config.json", "[]", "tokenizer_config.json: expected an object"},
         {"tokenizer.json", R"({"model": {"type": "WordPiece", "vocab": {"[UNK]": 0}},
-            "normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"}})",
+            "normalizer": {"type": "BertNormalizer"}, "pre_tokenizer": {"type": "BertPreTokenizer"},
+            "post_processor": {"type": "BertProcessing", "cls": ["[CLS]", 2], "sep": ["[SEP]", 3]}})",
          "expected the vocabulary and the merges of "}};
     for (const auto& row : table) {
         INFO(row.text);

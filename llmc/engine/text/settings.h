@@ -246,11 +246,11 @@ private:
 
 // An error if tokenizer.json puts other special tokens around a text A than the trainers do.
 inline void check_around(const nlohmann::json& whole, const std::string& wanted, const std::string& path) {
-    if (!whole.contains("post_processor") || whole["post_processor"].is_null()) { return; }
-    const nlohmann::json& around = whole["post_processor"];
-    const std::string what = path + ": post_processor", type = json_string(around, "type", what);
+    const nlohmann::json around = whole.value("post_processor", nlohmann::json());
+    const std::string what = path + ": post_processor";
+    const std::string type = around.is_null() ? "null" : json_string(around, "type", what);
     std::string found;
-    if (type == "ByteLevel") { found = "A"; }
+    if (type == "null" || type == "ByteLevel") { found = "A"; }
     if (type == "BertProcessing") {
         const nlohmann::json::json_pointer cls("/cls/0"), sep("/sep/0");
         found = around.value(cls, "") + " A " + around.value(sep, "");
