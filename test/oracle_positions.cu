@@ -44,6 +44,8 @@ struct NoOracle {
     }
     // whether the bias depends on q and k: then it is that of CopeHead, not of bias()
     static constexpr bool reads_scores = false;
+    // of CABLE's encodings, whose b, g and S are logged: the step of oracle_cable_S
+    static constexpr char cable_step = 0;
     // the factor of q.k in addition to 1/sqrt(HS)
     static double score_factor(const OracleLayer<double>&) { return 1.0; }
     // the factor of q in head h if it sees n keys
@@ -67,6 +69,7 @@ template <class Oracle> bool register_oracle(const std::string& name) {
     o.has_bias = &Oracle::template bias<double> != &NoOracle::bias<double>;
     o.slow = Oracle::slow;
     o.reads_scores = Oracle::reads_scores;
+    o.cable_step = Oracle::cable_step;
     return oracle_registry().emplace(name, o).second;
 }
 
@@ -87,6 +90,7 @@ inline const bool none_oracle = register_oracle<NoOracle>("none");
 // Veisi et al.: S_t = sum_{k<=t} b_k of oracle_cable_S, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH),
 // u (NH)
 template <bool Log, bool Weighted, char Step> struct CableOracle : NoOracle {
+    static constexpr char cable_step = Step;
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const std::vector<R> S = oracle_cable_S<Step>(o, h);
         std::vector<R> g(S.size(), R(1));

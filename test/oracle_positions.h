@@ -61,6 +61,7 @@ struct PositionOracle {
     std::function<double(const OracleLayer<double>&)> score_factor;
     std::function<double(const OracleLayer<double>&, int, int)> query_factor;
     bool has_bias, slow, reads_scores;
+    char cable_step;
 };
 
 // of the encoding of this name in --pos

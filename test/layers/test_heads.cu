@@ -85,7 +85,7 @@ struct Statistics : AttentionLayer {
         check_close("sinks", as<float>(head.sinks), want.sinks, plain.sinks);
         check_close("by_distance", as<float>(head.by_distance), want.by_distance, plain.by_distance);
         check_sums(head, want, plain, queries);
-        if (config.name.find("cable") != std::string::npos) { check_ranges(head, h); }
+        if (find_oracle(config.name).cable_step != 0) { check_ranges(head, h); }
     }
     // what follows from the sums
     void check_sums(const HeadStatistics& head, const HeadLoops<double>& want, const HeadLoops<float>& plain,
@@ -120,9 +120,9 @@ struct Statistics : AttentionLayer {
     }
     // b, g and S of one of CABLE's encodings, from the columns of qkv: {least, mean, most} of each
     template <class R> std::vector<double> ranges(int h) const {
-        const auto step = [&](R z) {
-            if (config.name == "cable_signed") { return std::tanh(z); }
-            return config.name.find("_v1") != std::string::npos ? oracle_softplus(z) : std::max(z, R(0));
+        const auto step = [kind = find_oracle(config.name).cable_step](R z) {
+            if (kind == 't') { return std::tanh(z); }
+            return kind == 's' ? oracle_softplus(z) : std::max(z, R(0));
         };
         const bool weighted = tables.extra_columns > s.NH;
         ValueRange b, g, S;

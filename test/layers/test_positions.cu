@@ -230,9 +230,9 @@ void check_forward(Fixture& f) {
     CHECK(rest.error == 0.0);
 }
 
-// Of the loss sum of d_ij B_ij over a head, d (T,T): its derivative in x, and the squares of the terms that the
-// derivative sums
+// value: the derivative of a loss in x, a number that the layer holds. squares: the sum of the squares of its terms
 struct Slope { double value = 0, squares = 0; };
+// Adds those of the loss sum_ij d_ij B_ij of head h, d (T,T).
 void add_slope(Slope& s, const OracleLayer<double>& o, double& x, const float* d, int h) {
     const double x0 = x, step = 1e-6 * std::max(1.0, std::fabs(x0));
     x = x0 + step;
@@ -284,10 +284,8 @@ void add_rotation_slope(Slope& s, const Fixture& f, OracleLayer<double>& o, doub
 
 void check_parameter_gradients(Fixture& f, const std::vector<float>& da, const std::vector<float>& dqkv) {
     const std::vector<float> grads = f.grads->host();
-    OracleLayer<double> o = f.oracle();
-    const size_t TT = (size_t)f.T * f.T;
-    std::vector<float> both(f.NH * TT);                 // no encoding with parameters of its own looks at the tokens
-    for (size_t e = 0; e < both.size(); e++) { both[e] = da[e] + da[f.NH * TT + e]; }
+    std::vector<OracleLayer<double>> sequences;
+    for (int b = 0; b < f.B; b++) { sequences.push_back(f.oracle(b)); }
     const bool has_bias = find_oracle(f.config.name).has_bias;
     for (size_t i = 0; i < f.params.specs.size(); i++) {
         const TensorSpec& s = f.params.specs[i];
@@ -296,8 +294,11 @@ void check_parameter_gradients(Fixture& f, const std::vector<float>& da, const s
         double squares = 0;
         for (size_t e : some(s.layer_size(), f.T > 40 ? 8 : 40)) {
             Slope want;
-            for (int h = 0; h < f.NH && has_bias; h++) { add_slope(want, o, o.params[s.name][e], &both[h * TT], h); }
-            add_query_slope(want, f, o, o.params[s.name][e], dqkv);
+            for (int bh = 0; bh < f.B * f.NH && has_bias; bh++) {
+                OracleLayer<double>& o = sequences[(size_t)(bh / f.NH)];
+                add_slope(want, o, o.params[s.name][e], &da[(size_t)bh * f.T * f.T], bh % f.NH);
+            }
+            add_query_slope(want, f, sequences[0], sequences[0].params[s.name][e], dqkv);
             squares = std::max(squares, want.squares);
             // they were 1 before, and accumulate
             worst.see(grads[f.params.offsets[i] + layer + e] - 1.0f, want.value);
@@ -597,7 +598,8 @@ TEST_CASE("t5's buckets", "[positions]") {
             const std::vector<float> b = f.bias();
             const int side = causal ? form.buckets : form.buckets / 2, exact = side / 2;
             for (int d = 0; d < T; d++) {
-                // the last k with exact (distance / exact)^(k / exact) <= d, both sides to the power of `exact`
+                // the last k with exact (distance / exact)^(k / exact) <= d; to the power of `exact`, both sides are
+                // whole numbers
                 const auto reached = power(std::min(d, form.distance), exact);
                 int bucket = d;
                 for (int k = 0; k < exact && d >= exact; k++) {
