@@ -193,7 +193,7 @@ struct Bench {
                 live = flash_live_share(host.data(), args[0].B * args[0].NH, shape.T, causal);
             }
         }
-        // skipping pays for its own bound
+        // the time of a forward that skips tiles includes the bounds that decide which
         print("forward", pos, timer.median([&](int k) {
             if constexpr (Kind == FlashBias::Distance) {
                 if (skipping) {

@@ -22,8 +22,8 @@ struct AdamW {
     uint64_t seed = 0;      // of the rounding
 };
 
-// Decides the rounding of a tensor's elements after update t; tensor: checksum of its name. 0 means to the nearest:
-// t = 0, weights as they were loaded.
+// The key from which the random rounding of a tensor's elements after update t follows; tensor: checksum of its name.
+// At t = 0, for weights as they were loaded, it is 0, which means rounding to the nearest.
 __host__ __device__ inline uint64_t rounding_key(uint64_t seed, int t, uint64_t tensor) {
     return t == 0 ? 0 : hash64(seed, tensor, (uint64_t)t) | 1;
 }

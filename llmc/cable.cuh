@@ -142,8 +142,8 @@ struct CableBias : BiasFunctor {
     // What a logit's gradient adds to dg_i, and to dS_i over g_i. dS_j gets the latter with the opposite sign
     struct Shares { float dg, dS; };
     // dg_i = -sum_j dlogit |S_i - S_j|     dS_i += -g_i sum_j dlogit sign(i - j)     dS_j -= the same, summed over i
-    // With a causal mask a row's sum is 0, but only in exact arithmetic: both sides sum the same rounded dlogit
-    // (docs/attention.md).
+    // In exact arithmetic the dlogit of a row sum to 0; rounded ones do not, so dS_i and dS_j must sum the same rounded
+    // numbers (docs/attention.md).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         const Tile t = tile(bh, i0, j0);
         sum_shares(bh, i0, ni, j0, nj, dlogit, ld, [&](int r, int c, float d) {

@@ -27,7 +27,7 @@ def windows(path, T):
 def over_seeds(values):
     """(low, high): where the mean of numbers, one of each seed, lies at 95 %, by the t distribution"""
     numpy, stats = console.need("numpy"), console.need("scipy.stats")
-    # scipy makes no interval of a scale of 0: the smallest one stands for it
+    # scipy returns nan for a scale of 0, so that becomes a very small one
     return stats.t.interval(0.95, len(values) - 1, loc=numpy.mean(values), scale=stats.sem(values) or 1e-9)
 
 

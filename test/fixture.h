@@ -91,7 +91,8 @@ struct FixtureFile {
         }
         return x;
     }
-    // a gradient that is zero, as softmax ignores what all scores of a row share: its error is absolute
+    // Whether the exact gradient is zero, because the softmax ignores what all scores of a row share. Its error is then
+    // absolute.
     bool exactly_zero(const std::string& name) const {
         return ends_with(name, "fire.mlp.2.bias") || (ends_with(name, ".self.key.bias") && position() != "rope");
     }

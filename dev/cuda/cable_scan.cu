@@ -204,8 +204,8 @@ void cable_scan4(const Scan& p, Stream stream) {
 
 // ----------------------------------------------------------------------------------------------------------
 
-// z, dS (heads,T). Sums of R that begin again every `chunk` tokens, where their total so far goes to a double. wide:
-// these sums are double, and only S - origin and dz are rounded to R
+// S and dz from z and dS (heads,T). Every `chunk` tokens the running sum is added to a double and begins again at 0. It
+// is rounded to R after each token; wide: it is double, and only S - origin and dz are rounded to R.
 template <class R> struct Oracle {
     std::vector<double> S;
     std::vector<R> dz;

@@ -30,7 +30,7 @@ template <class Bias> FlashArgs flash_args(const Bias& bias, const AttentionDims
     return args;
 }
 
-// the spans, and two floats for each
+// floats of scratch that choose_tiles needs: a FlashSpan, as large as two floats, and two floats of key_norm per tile
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)4 * B * NH * ceil_div(T, FLASH_TILE); }
 // Sets args.span from what qkv holds, so that the backward finds the same spans as the forward.
 template <bool Causal, FlashBias Kind>

@@ -48,7 +48,7 @@ static __global__ void fire_forward_kernel(float* psi, float* inv, const float* 
 
 // Where unit k turns on or off, w1 y + b1 = 0, for a y in (0, 1); NaN or outside if nowhere
 __device__ inline float fire_break(const float* w1, const float* b1, int k) { return -b1[k] / w1[k]; }
-// which break of the sorted ones that is, -1 if none
+// the place of unit k's break among all breaks in ascending order, -1 if it has none
 __device__ inline int fire_rank(const float* w1, const float* b1, int k) {
     const float at = fire_break(w1, b1, k);
     int rank = 0;

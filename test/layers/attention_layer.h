@@ -86,7 +86,8 @@ struct Layer : AttentionLayer {
         return x;
     }
 
-    // As beside ssmax, whose q attention would get: factors that multiply the bias, 0 for a query that sees one key
+    // Draws the factors by which attention multiplies the bias, as ssmax in the same layer would set them: 0 for a
+    // query that sees one key.
     void draw_factors(Random& random) {
         for (int e = 0; e < s.B * s.NH * s.T; e++) {
             factors.push_back(seen(e / s.T / s.NH, e % s.T, s.T) == 1 ? 0.0f : (float)random.uniform(0.3, 2));

@@ -78,7 +78,7 @@ struct Cache : AttentionLayer {
         return HeadOracle<R>(of(0), of(1), of(2), hidden(bias, b, t0 + 1), {}, 1 / std::sqrt((R)s.HS), (size_t)t0 + 1,
                              (size_t)s.HS, true, (size_t)t0);
     }
-    // its out (HS); logit: raised to the mean magnitude of a logit, by weight
+    // The output (HS) of that query. logit becomes at least the mean magnitude of its logits, weighted by attention.
     template <class R> std::vector<R> row(const OracleLayer<double>& o, int b, int h, int t0,
                                           const std::vector<R>& bias, double& logit) const {
         const HeadOracle<R> x = head(o, b, h, t0, bias);

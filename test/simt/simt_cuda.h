@@ -135,7 +135,7 @@ struct SimtLaunches {
 };
 inline SimtLaunches simt_launches;
 
-// Dynamic shared memory that a kernel has requested. Without a request it gets 48 kB, and the static one counts, too.
+// The dynamic shared memory that kernels have requested. Without a request a kernel has 48 kB, static memory included.
 inline std::map<const void*, size_t> simt_opted_in;
 inline void simt_check_shared(const void* kernel, size_t dynamic_bytes, size_t static_bytes, const char* file,
                               int line) {

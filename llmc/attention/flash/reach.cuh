@@ -60,7 +60,7 @@ struct FlashReach {
     __device__ bool contains(int n) const { return (n >= first && n < end) || (n >= sinks_begin && n < sinks_end); }
 };
 
-// whether queries of tile m of sequence b do not see all keys of tile n
+// whether a query of tile m of sequence b misses a key of tile n
 __device__ inline bool flash_cuts(const FlashArgs& args, int b, int m, int n) {
     const int i0 = m * FLASH_TILE, j0 = n * FLASH_TILE;
     const int begin = flash_begin(args, b, i0 + FLASH_TILE - 1);
