@@ -3,8 +3,8 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from common import BadInput, Manifest, Progress, ShardWriter, header_fields, locked, say, write_file
-from encoding import Encoder
+from common import BadInput, Manifest, Progress, ShardWriter, locked, say, write_file
+from encoding import Encoder, encoding_of
 from sources import PIECE_BYTES, report, windows
 
 MAX_SHARD_TOKENS = 2**31 - 1                    # the header's count is an int32
@@ -68,6 +68,7 @@ def single(name):
 def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0, extra=None):
     """Writes the shards of all streams and the manifest, and returns the manifest's content. facts: what the manifest
     says about the source (name, licence, how it was joined); extra: {name: bytes} of files beside the shards."""
+    encoding = encoding_of(encoding, tokenizer)
     with locked(directory), Encoder(encoding, tokenizer, workers, max_tokens) as encoder:
         settings = {"encoding": encoding, "vocabulary_sha256": encoder.encoding.sha256, "max_tokens": max_tokens,
                     "streams": {s.label: s.settings() for s in streams}}
@@ -78,7 +79,7 @@ def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0,
             summary(manifest)
             return manifest.data
         for stream in streams:
-            fill(stream, manifest, encoder, encoding)
+            fill(stream, manifest, encoder)
         manifest.data["files"] = [write_file(os.path.join(directory, name), data)
                                   for name, data in sorted((extra or {}).items())]
         manifest.data["complete"] = True
@@ -111,7 +112,7 @@ def ahead(generator):
             yield item
 
 
-def fill(stream, manifest, encoder, encoding):
+def fill(stream, manifest, encoder):
     """writes all shards of a stream that do not exist yet; what those before hold is read again, but not encoded"""
     done = [s for s in manifest.data["shards"] if s["stream"] == stream.label]
     cursor = done[-1]["next"] if done else {"piece": 0, "token": 0}
@@ -119,7 +120,7 @@ def fill(stream, manifest, encoder, encoding):
         return
     if done:
         say(f"{stream.label}: continuing after the {len(done)} shard{'s' if len(done) != 1 else ''} already there")
-    shards = Shards(stream, manifest, header_fields(encoding), len(done))
+    shards = Shards(stream, manifest, encoder.encoding.header, len(done))
     progress = Progress(sum(u.weight for u in stream.units), stream.label)
     position = begin = 0                        # bytes and pieces in the windows before
     try:

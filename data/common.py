@@ -34,8 +34,8 @@ def parser(description, out, encodings=("gpt2", "bert")):
     p.add_argument("--out", default=out, help=f"directory to write the shards to [{out}]")
     p.add_argument("--encoding", choices=encodings, default=encodings[0],
                    help=f"gpt2: byte-pair encoding; bert: uncased WordPiece, [CLS] document [SEP] [{encodings[0]}]")
-    p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary: encoder.json and vocab.bpe, or "
-                   "vocab.txt [downloaded]")
+    p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary: encoder.json and vocab.bpe, "
+                   "vocab.txt, or a byte-level tokenizer.json [downloaded]")
     p.add_argument("--local", metavar="DIR", help="read the source from files in DIR; the source is not downloaded")
     p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
     p.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
@@ -231,11 +231,6 @@ class ShardWriter:
         with contextlib.suppress(OSError):
             self.file.close()
         remove_quietly(self.temporary)
-
-
-def header_fields(encoding):
-    """(vocabulary, end-of-text id) as the header of a shard states them"""
-    return (0, 0) if encoding == "gpt2" else (30522, 102)
 
 
 class Progress:

@@ -1,4 +1,5 @@
-"""encoding.py -- text to token ids on all cores: GPT-2's byte-pair encoding (tiktoken), BERT's WordPiece (tokenizers).
+"""encoding.py -- text to token ids on all cores: GPT-2's byte-pair encoding (tiktoken), that of any tokenizer.json with
+GPT-2's split into words, BERT's WordPiece (tokenizers).
 
 A document arrives in pieces (sources.py), cut only where no token can span the cut, so that the pieces encoded one by
 one give the ids of the whole document. In a shard a document is framed as the trainer reads it: GPT-2 writes
@@ -6,6 +7,7 @@ one give the ids of the whole document. In a shard a document is framed as the t
 """
 import hashlib
 import itertools
+import json
 import multiprocessing
 import os
 import signal
@@ -14,7 +16,7 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from common import BadInput, console, need, open_regular
+from common import BadInput, console, need, open_regular, sha256_of
 
 TASK_BYTES = 1 << 19                # text per task: large enough to hide its transfer, small enough to share out evenly
 TASKS_PER_WORKER = 4                # tasks in flight, which bounds the memory
@@ -80,6 +82,7 @@ def check_ranks(ranks):
 class GPT2:
     """GPT-2's byte-pair encoding; '<|endoftext|>' inside a text is plain text"""
     name = "gpt2"
+    header = (0, 0)                 # vocabulary and end-of-text id, as the header of a shard states them
     frame = ([EOT], [])             # ids before and after a document
 
     def __init__(self, directory=None):
@@ -105,9 +108,48 @@ class GPT2:
         return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
 
 
+class BPE:
+    """the byte-level BPE of a tokenizer.json; special tokens inside a text are plain text, as the trainer reads them"""
+    name = "bpe"
+
+    def __init__(self, directory):
+        tokenizers = need("tokenizers")
+        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
+        path = tokenizer_json(directory)
+        table = console.read_object(path)
+        self.sha256 = sha256_of(path)
+        try:
+            model, words, added = table["model"], table["pre_tokenizer"], table.get("added_tokens", [])
+            if (model["type"], words["type"], words.get("add_prefix_space", False), words.get("use_regex", True),
+                    table.get("normalizer")) != ("BPE", "ByteLevel", False, True, None):
+                raise ValueError("another split or model")
+            if not all(token["special"] for token in added):
+                raise ValueError("added tokens that are not special")
+            ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
+            self.header = len(ids), ids["<|endoftext|>"]
+            if sorted(ids.values()) != list(range(min(len(ids), 1 << 16))):
+                raise ValueError(f"{len(ids):,} tokens")
+            plain = {**table, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
+            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
+        except Exception as e:      # tokenizers raises a plain Exception
+            raise BadInput(f"{path}: expected a byte-level BPE without a normalizer, with GPT-2's split into words, "
+                           f"<|endoftext|> and at most 65,536 tokens ({type(e).__name__}: {e})") from None
+        self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+        self.frame = ([self.header[1]], [])
+
+    def encode(self, texts):
+        np = need("numpy")
+        return [np.asarray(e.ids, dtype=np.uint16)
+                for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
+
+    def decode(self, ids):
+        return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
 class BERT:
     """BERT's uncased WordPiece; '[MASK]' inside a text is plain text"""
     name = "bert"
+    header = VOCABULARIES["bert"][:2]
     frame = ([CLS], [SEP])
 
     def __init__(self, directory=None):
@@ -144,7 +186,23 @@ class BERT:
         return " ".join(words).replace(" ##", "")
 
 
-ENCODINGS = {"gpt2": GPT2, "bert": BERT}
+ENCODINGS = {"gpt2": GPT2, "bpe": BPE, "bert": BERT}
+
+
+def tokenizer_json(directory):
+    """the path of a tokenizer.json, which `directory` may name itself; None if there is none"""
+    return directory if os.path.isfile(directory) else first_file(directory, ("tokenizer.json",))
+
+
+def encoding_of(name, directory):
+    """bpe in place of gpt2 if a directory has a tokenizer.json, and not GPT-2's vocabulary under its own names"""
+    if name != "gpt2" or not directory or not tokenizer_json(directory):
+        return name
+    try:
+        gpt2_ranks(directory)
+    except BadInput:
+        return "bpe"
+    return name
 
 
 def make_encoding(name, directory):

@@ -121,6 +121,8 @@ def need(module):
     except ImportError:
         name = module.partition(".")[0]
         how = PACKAGES.get(name, "pip install -r data/requirements.txt")
+        if not sys.executable.startswith("/usr/bin/"):      # conda's, pyenv's or a venv's, where apt puts nothing
+            how = f"{sys.executable} -m " + re.sub(r"^apt install python3-(\w+).*", r"pip install \1", how)
         raise BadInput(f"Python's module {name} is missing: {how}") from None
 
 

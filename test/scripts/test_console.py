@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 from folder import ROOT, SCRIPTS, Folder, read_bytes
 import console
@@ -39,6 +40,13 @@ def ended(code):
 
 
 class TestConsole(Folder):
+    def test_a_missing_module_is_installed_where_this_python_looks(self):
+        for python, how in (("/usr/bin/python3", "apt install python3-matplotlib"),
+                            ("/opt/conda/bin/python", "/opt/conda/bin/python -m pip install matplotlib")):
+            with mock.patch.dict(sys.modules, matplotlib=None), mock.patch.object(sys, "executable", python):
+                with self.assertRaisesRegex(console.BadInput, f"module matplotlib is missing: {how}$"):
+                    console.need("matplotlib")
+
     def test_safetensors(self):
         """a header that no spaces fill up, and the SHA-256 of what follows it"""
         header = b'{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]}}'
