@@ -115,7 +115,7 @@ class BPE:
     def __init__(self, directory):
         tokenizers = need("tokenizers")
         os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
-        path = tokenizer_json(directory)
+        path = tokenizer_json(directory) or os.path.join(directory, "tokenizer.json")
         table = console.read_object(path)
         self.sha256 = sha256_of(path)
         try:
@@ -123,6 +123,11 @@ class BPE:
             if (model["type"], words["type"], words.get("add_prefix_space", False), words.get("use_regex", True),
                     table.get("normalizer")) != ("BPE", "ByteLevel", False, True, None):
                 raise ValueError("another split or model")
+            for key in ("dropout", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix"):
+                if model.get(key):
+                    raise ValueError(f"model.{key}")
+            if not byte_characters().keys() <= model["vocab"].keys():
+                raise ValueError("a byte without a token")
             if not all(token["special"] for token in added):
                 raise ValueError("added tokens that are not special")
             ids = {**model["vocab"], **{token["content"]: token["id"] for token in added}}
@@ -191,7 +196,8 @@ ENCODINGS = {"gpt2": GPT2, "bpe": BPE, "bert": BERT}
 
 def tokenizer_json(directory):
     """the path of a tokenizer.json, which `directory` may name itself; None if there is none"""
-    return directory if os.path.isfile(directory) else first_file(directory, ("tokenizer.json",))
+    named = os.path.basename(directory) == "tokenizer.json"
+    return directory if named else first_file(directory, ("tokenizer.json",))
 
 
 def encoding_of(name, directory):

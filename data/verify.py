@@ -13,7 +13,7 @@ import struct
 
 from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, WIDE_MAGIC,
                     WIDE_VERSION, BadInput, console, need, open_regular, read_manifest, run, say, sha256_of)
-from encoding import VOCABULARIES, encoding_of, make_encoding
+from encoding import VOCABULARIES, encoding_of, make_encoding, tokenizer_json
 
 BLOCK = 1 << 22                                 # tokens checked at once
 ANSWER = {2: 1 << 15, 4: 1 << 30}               # {bytes of an id: the mark of an answer's tokens, in examples in rows}
@@ -79,9 +79,9 @@ def sample(path, vocab, count, tokenizer):
         ids = [i % ANSWER[width] for i in ids] if header[1] == VERSION_ROWS else ids[:header[2]]
     if header[:2] == (MAGIC, VERSION_ROWS) and vocab == 256:
         return repr(bytes(ids).decode("latin-1"))
-    if tokenizer:
-        name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab, "bpe")
-        return repr(make_encoding(encoding_of(name, tokenizer), tokenizer).decode(ids))
+    name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
+    if tokenizer and (name or tokenizer_json(tokenizer)):
+        return repr(make_encoding(encoding_of(name or "bpe", tokenizer), tokenizer).decode(ids))
     return " ".join(map(str, ids)) + "   (give --tokenizer DIR to see text)"
 
 

@@ -253,7 +253,7 @@ inline void set_threads(int n) {
 inline void wait_politely(char** argv) {
     if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
     if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) { return; }       // without it, the next start would do the same
-    // By its own path, because the process is called after the last part of what is executed
+    // by its path, because the kernel names a process after the file that it executes, which would be "exe"
     char path[4096] = {};
     if (readlink("/proc/self/exe", path, sizeof(path) - 1) > 0) { execv(path, argv); }
     execv("/proc/self/exe", argv);          // the file has gone; returns only on failure, and the program continues

@@ -1049,7 +1049,8 @@ class TokenizerJson(Case):
         added = [{**token, "special": False} for token in table["added_tokens"]]
         for change in ({"normalizer": {"type": "NFC"}}, {"pre_tokenizer": {"type": "Whitespace"}},
                        {"pre_tokenizer": {**table["pre_tokenizer"], "add_prefix_space": True}}, {"pre_tokenizer": None},
-                       {"model": {"type": "Unigram"}}, {"added_tokens": added}):
+                       {"model": {"type": "Unigram"}}, {"model": {**table["model"], "dropout": 0.1}},
+                       {"model": {**table["model"], "ignore_merges": True}}, {"added_tokens": added}):
             self.write("bad/tokenizer.json", json.dumps({**table, **change}))
             said = self.script("text", "--tokenizer", self.path("bad"), "--out", self.path("o"),
                                self.write("a.txt", self.TEXT), code=2)

@@ -121,7 +121,7 @@ inline bool is_model_descriptor(const std::string& s) {
     return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
 }
 
-// Accepts one of no_op_flags and its value (null: none); false if `flag` is not one of them.
+// Accepts one of no_op_flags and its value (null: none); false if `flag` is not one of them, or -h without 0 or 1.
 inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     for (const NoOpFlag& f : no_op_flags) {
         if (flag != f.name) { continue; }
