@@ -105,8 +105,8 @@ struct PositionView : PositionShape {
     int OC = 0;                                     // from a row of qkv to the next
     AttentionMask mask;                             // the run's, with this batch's documents
     float score_factor = 1.0f;                      // of the other encodings of this layer
-    // (B,NH,stride), null without: the factor of each query's logits, which q already has (ssmax.cuh), and what the
-    // backward of attention leaves for its gradient, the sum over a row of B_ij dB_ij
+    // Both (B,NH,stride), null where no encoding scales the logits (ssmax.cuh). factor: of each query's logits; q is
+    // multiplied already. moment: the sum over a row of B_ij dB_ij, which attention's backward leaves for dfactor.
     float *factor = nullptr, *moment = nullptr;
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
     int forgotten = 0;                              // keys of a window whose memory is gone (lab/pieces.h)

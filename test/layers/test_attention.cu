@@ -225,8 +225,8 @@ TEST_CASE("attention, sequences that end in other tiles, every encoding, both di
     }
 }
 
-// D to 1e6, g to 100, scores 200 apart: kcable's bias is thousands, and a weight would be 0 or infinite without the
-// other factor
+// Distances of 1e6, g of 100 and scores 200 apart: kcable's bias is thousands, and its weights overflow or vanish
+// unless bias and score are added before exp.
 TEST_CASE("attention: kcable at its extremes", "[attention]") {
     Random random;
     INFO(random);

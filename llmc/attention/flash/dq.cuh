@@ -44,8 +44,8 @@ struct FlashDiagonals {
     __device__ void end_after(int n) const { slab[(n + 1) * 64 + threadIdx.x % 64] = carry[threadIdx.x % 64]; }
 };
 
-// The slabs (B*NH,count,(tiles+1)*64) of the query tiles from `first` on. One launch has `count` per head: with a slab
-// for every tile, scratch would grow with T * T.
+// The slabs (B*NH,count,(tiles+1)*64) of `count` query tiles, from tile `first` on. A launch has only these, since with
+// a slab for every tile scratch would grow with T * T.
 struct FlashSlabs {
     float* data;
     int first, count;
