@@ -184,7 +184,7 @@ class Exports(Case):
     def cases(self):
         """--pos for each encoding, and for some with hyperparameters"""
         text = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
-        listed = text.split("positional encodings (--pos):")[1].split("\n\n")[0]
+        listed = text.split("encodings (--pos):")[1].split("\n\n")[0]
         names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", listed, re.M)
         self.assertEqual(sorted(set(POSITIONS) - set(names)), [], "twins of no encoding")
         for name in sorted(set(names) - set(POSITIONS)):    # a new encoding may have no twin yet
