@@ -10,10 +10,11 @@
 or the change changes nothing. `reached by no test`: no test program includes the file. What does not compile does not
 count. Without faults every test must pass, and some must run; anything else is an error. known.tsv names the tests of
 its faults; a drawn fault meets the programs that include its file, or the scripts' tests that name it, those first that
-have killed most in a second (dev/results/kills.csv), for at most 5 minutes. With --minutes a run ends after so long; no
+have killed most in a second (SHORT in dev/test.py), for at most 5 minutes. With --minutes a run ends after so long; no
 result is kept. The exit code is 1 if a known fault survived, 2 after an error."""
 import collections
 import filecmp
+import functools
 import glob
 import math
 import os
@@ -33,7 +34,7 @@ import ledger       # noqa: E402
 from console import BadInput    # noqa: E402
 import test as runner       # noqa: E402, dev/test.py
 
-KNOWN, KILLS = os.path.join(ROOT, "test/mutations/known.tsv"), os.path.join(ROOT, "dev/results/kills.csv")
+KNOWN = os.path.join(ROOT, "test/mutations/known.tsv")
 # seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; for a drawn fault
 LIMIT, SPARE, MOST = 7200, 20, 300
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
@@ -211,11 +212,20 @@ class Tree:
             name = re.compile(rf"\b{os.path.basename(fault.file)[:-3]}\b")
             found = [p for p in glob.glob("test/*/test_*.py", root_dir=ROOT) if name.search(source(p))]
         else:
-            programs = [p for p in runner.plan("test", [])[0] if not p.endswith(".py")]
-            found = [p for p in programs if os.path.exists(d := os.path.join(self.path, p + ".d")) and
-                     fault.file in map(os.path.normpath, source(d).split())]
-        rate = {r["program"]: int(r["kills"]) / (1 + int(r["seconds"])) for r in ledger.read(KILLS)}
-        return sorted((p for p in found if not any(tool in p for tool in TOOLS)), key=lambda p: -rate.get(p, 0))
+            found = [p for p, objects in self.linked().items() if any(
+                fault.file in map(os.path.normpath, source(d).split()) for o in objects
+                if os.path.exists(d := os.path.join(self.path, o[:-2] + ".d")))]
+        rate = {name: kills / (1 + seconds) for name, (seconds, kills) in runner.SHORT.items()}
+        return sorted((p for p in found if not any(tool in p for tool in TOOLS)),
+                      key=lambda p: -rate.get(runner.name(p), 0))
+
+    @functools.lru_cache(maxsize=None)
+    def linked(self):
+        """{program: the objects that make links it from}"""
+        programs = [p for p in runner.plan("test", [])[0] if not p.endswith(".py")]
+        lines = self.command(["make", "-nB", "CPPFLAGS=-w", *programs], LIMIT)[1].split("\n")
+        return {m[1]: re.findall(r"build/\S+\.o", line) for line in lines
+                if (m := re.search(r" -o (build/\S+)(?<!\.o)(?:\s|$)", line)) and m[1] in programs}
 
     def verdict(self, fault):
         """what comes of it"""
