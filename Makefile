@@ -100,9 +100,10 @@ encodings := base/matrix.cuh base/emit.h position/layer.cuh
 causal := position/layer.cuh base/emit.h attention/decode.cuh           # and choose.cuh
 bidirectional := position/layer.cuh base/emit.h attention/choose.cuh
 heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.h
+KERNEL_SOURCE = -DCAUSAL=$(if $(filter causal,$(*F)),true,false) $(patsubst %,-include llmc/%,$($(*F))) \
+    -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
-	    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) $(KERNEL_SOURCE)
 # The objects of the other precision stay where they are; a trainer is only linked. Where several objects
 # define a function, the linker takes the first definition, so the kernels come first.
 PARTS_train_gpt2 := rows product encodings causal heads train_gpt2
@@ -137,24 +138,26 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 
 # tests: programs, each linked with the main of Catch2; dev/test.py makes those that it wants to run ----------
 # test_gpt2.cu and test_gpt2_*.cu are one: what they include is compiled once.
-# Kernels are optimized as they ship. A test of a model has the same bits at -O1 and compiles in two thirds of the time;
-# one that drives programs or reads files need not be fast.
-TEST_SOURCE = -DSHARED_KERNELS -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
+# Tests that launch kernels are linked with those of the trainers, as they ship, and with the oracles; for race and asan
+# with such objects of their own. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
+LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
+TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
+# The level that costs least, compiler and run together: of oracles and of what reads long texts -O1, else -O0
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main programs/%,$*),-O0) \
-	    $(if $(filter files/% model/% text/% programs/test_faults,$*),-O1) $(TEST_SOURCE)
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main model/% programs/% ranks/%,$*),-O0) \
+	    $(if $(filter files/% layers/% oracle_positions text/% model/test_one_file,$*),-O1) $(TEST_SOURCE)
+$(KERNELS:%=$(B)/race/%.o): $(B)/race.flags
+	$(CCACHE) $(CXX) $(RACE_FLAGS) $(KERNEL_SOURCE)
 $(B)/race/%.o: test/%.cu $(B)/race.flags
 	$(CCACHE) $(CXX) $(RACE_FLAGS) $(TEST_SOURCE)
+$(KERNELS:%=$(B)/asan/%.o): $(B)/asan.flags
+	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(KERNEL_SOURCE)
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(TEST_SOURCE)
-# Who includes shared_kernels.h, at first or second hand, is linked with those kernels and with the oracles: compiled
-# once per variant.
-SHARED := shared_kernels oracle_positions
-SHARING := $(shell grep -lE "$$(grep -rl 'shared_kernels.h"' test | tr '\n' '|')shared_kernels.h" test/*/test_*.cu)
-$(foreach variant,test race asan,\
-    $(eval $(SHARING:test/%.cu=$(B)/$(variant)/%): $(SHARED:%=$(B)/$(variant)/%.o)))
-# main.o comes last, so that of an inline function the instrumented copy is taken.
-LINKED = $(filter-out %/main.o,$^) $(B)/test/main.o -o $@ $(CATCH_LIBS)
+$(foreach variant,test race asan,$(eval $(LAUNCHING:%=$(B)/$(variant)/%): \
+    $(KERNELS:%=$(B)/$(filter race/ asan/,$(variant)/)%.o) $(B)/$(variant)/oracle_positions.o))
+# Kernels come first, as in a trainer, and main.o last, so that of an inline function the instrumented copy is taken.
+LINKED = $(filter-out %/main.o $<,$^) $< $(B)/test/main.o -o $@ $(CATCH_LIBS)
 $(B)/test/%: $(B)/test/%.o $(B)/test/main.o
 	$(CXX) $(LINKED) $(CPU_LIBS)
 $(B)/race/%: $(B)/race/%.o $(B)/test/main.o

@@ -6,9 +6,8 @@
 
 #include "test/harness.h"
 #include "test/oracle_positions.h"
-#include "test/shared_kernels.h"
 
-#include "llmc/position/table.h"
+#include "llmc/position/layer.cuh"
 
 struct LayerShape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
 
@@ -47,11 +46,8 @@ inline std::vector<std::string> encodings_and_forms() {
 
 // Which of causal and bidirectional an encoding has a meaning in
 inline std::vector<bool> directions(const std::string& name) {
-    std::vector<bool> found = {true, false};
-    with_position_type(parse_position(name, 64).parts[0], [&](auto type) {
-        if (BiasOf<typename decltype(type)::type>::counts_gates) { found = {true}; }
-    });
-    return found;
+    const bool causal_only = (encoding_traits(parse_position(name, 64).parts[0]).hooks & COUNTS_GATES) != 0;
+    return causal_only ? std::vector<bool>{true} : std::vector<bool>{true, false};
 }
 
 // One element of a parameter: normal, or inside its bounds where it has some
@@ -125,6 +121,13 @@ struct AttentionLayer {
     }
     AttentionLayer(const AttentionLayer&) = delete;
 
+    // its encoding, as a model calls it
+    LayerPosition position() const {
+        LayerPosition p;
+        p.views[0] = view;
+        p.count = 1;
+        return p;
+    }
     float* act(const std::string& name) const { return acts.pointer((float*)*act_data, name)(); }
     float* host(const std::string& name) { return params.pointer(host_params.data(), name)(); }
 

@@ -10,7 +10,8 @@
 
 #include "test/layer.h"
 #include "test/layers/attention_oracle.h"
-#include "test/shared_kernels.h"
+
+#include "llmc/attention/choose.cuh"
 
 // T tokens at a capacity of `stride`
 struct Layer : AttentionLayer {
@@ -106,7 +107,7 @@ struct Layer : AttentionLayer {
     }
 
     template <bool Causal> void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
-        with_position(view, [&](auto position) { position.prepare_forward(qkv, s.B, n, t0, Stream(0)); });
+        position().prepare_forward(qkv, s.B, n, t0, Stream(0));
         attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
     }
     void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
@@ -121,7 +122,7 @@ struct Layer : AttentionLayer {
     void backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                   const float* lse) const {
         backward_scores(dqkv, scratch, dout, qkv, out, lse);
-        with_position(view, [&](auto position) { position.prepare_backward(dqkv, qkv, s.B, s.T, Stream(0)); });
+        position().prepare_backward(dqkv, qkv, s.B, s.T, Stream(0));
     }
     size_t backward_scratch() const { return attention_backward_scratch(config, s.B, s.T, s.NH, s.HS); }
 };

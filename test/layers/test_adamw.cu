@@ -122,13 +122,13 @@ TEST_CASE("gradient norm and update: same bits for any number of threads", "[ada
     });
 }
 
-TEST_CASE("add_to_kernel adds", "[adamw][race][asan]") {
+TEST_CASE("add_to adds", "[adamw][race][asan]") {
     Random random;
     INFO(random);
     const size_t n = 16384 + 77;
     const auto a = random.normals(n), b = random.normals(n);
     Array<float> to(a);
-    launch(add_to_kernel, Grid::over(n, Stream(0)), to.p, Array<float>(b).p, n);
+    add_to(to, Array<float>(b), n, Stream(0));
     const std::vector<float> got = to.host();
     std::vector<float> want(n);
     for (size_t i = 0; i < n; i++) { want[i] = a[i] + b[i]; }

@@ -3,6 +3,10 @@
 #include "test/layers/attention_layer.h"
 #include "test/oracle.h"
 
+#include "llmc/attention/decode.cuh"
+#undef KERNELS_ELSEWHERE
+#include "llmc/attention.cuh"           // how much shared memory its kernels take
+
 namespace {
 
 constexpr int MOST_TOKENS = 1 << 30;
@@ -55,7 +59,7 @@ Bits run_skipping(Layer& l, TileSkip skip, const std::vector<float>& qkv, const 
     l.config.tile_skip = skip;
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
     Array<float> scratch(l.backward_scratch()), tiles(attention_forward_scratch(l.s.B, l.s.T, l.s.NH));
-    with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0)); });
+    l.position().prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0));
     attention_forward<true>(out, lse, tiles, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0));
     l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
     const double live = live_tile_share(tiles, l.view, l.s.T, Stream(0));

@@ -8,7 +8,7 @@ namespace {
 // out of a layer whose qkv is given; `edit` may change S_offset, S_origin and g between prepare and attention
 template <class F> std::vector<float> run_layer(const Layer& l, const std::vector<float>& qkv, F edit) {
     Array<float> d_qkv(qkv), out((size_t)l.s.B * l.s.T * l.C);
-    with_position(l.view, [&](auto position) { position.prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0)); });
+    l.position().prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0));
     edit();
     if (l.causal) { attention_forward<true>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
     else { attention_forward<false>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
@@ -154,12 +154,12 @@ TEST_CASE("every encoding's token embeddings, forward and backward, whole and fr
                     want.insert(want.end(), y.begin(), y.end());
                 }
                 Array<float> out(in);
-                with_position(l.view, [&](auto position) { position.embed_forward(out, (int)B, s.T, t0, Stream(0)); });
+                l.position().embed_forward(out, (int)B, s.T, t0, Stream(0));
                 // one product and one sum, each rounded once; sines are rounded to float32
                 check_close("embedded", out.host(), want, as<float>(want), 2 * largest(want), 1);
             }
             Array<float> dx(dy);
-            with_position(l.view, [&](auto position) { position.embed_backward(dx, s.B, s.T, Stream(0)); });
+            l.position().embed_backward(dx, s.B, s.T, Stream(0));
             std::vector<double> dx_want;
             for (size_t e = 0; e < dy.size(); e++) {            // an embedding is linear in x, channel by channel
                 const int t = (int)(e / C % T);

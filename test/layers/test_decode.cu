@@ -55,7 +55,7 @@ struct Cache : AttentionLayer {
     }
     // the tokens t0 .. t0+n-1, as if they had just been computed
     void prepare(int t0, int count) const {
-        with_position(view, [&](auto position) { position.prepare_forward(*qkv, s.B, count, t0, Stream(0)); });
+        position().prepare_forward(*qkv, s.B, count, t0, Stream(0));
     }
     // partial, where given: what the splits left, (B,NH,splits,HS+2)
     std::vector<float> decode(int t0, std::vector<float>* partial = nullptr) const {

@@ -56,7 +56,7 @@ struct Statistics : AttentionLayer {
     }
     template <bool Causal> void run() {
         Array<float> prepared(qkv), out((size_t)s.B * s.T * C), lse((size_t)s.B * s.NH * s.T);
-        with_position(view, [&](auto position) { position.prepare_forward(prepared, s.B, s.T, 0, Stream(0)); });
+        position().prepare_forward(prepared, s.B, s.T, 0, Stream(0));
         attention_forward<Causal>(out, lse, nullptr, prepared, view, s.B, s.T, 0, Stream(0));
         view.kv_len = nullptr;                              // a causal model has no lengths of its own
         HeadWatch<Causal> watch(1, s.NH, s.B, s.T);

@@ -4,6 +4,7 @@
 // A value may be off by MULTIPLE times the error of the oracle in float32, or by an ulp of the largest one. A gradient
 // is a sum over i, j, and may be off by a multiple of float32's epsilon times the root of the sum of its terms'
 // squares, which is the size of a sum of that many roundings. POSITION_ERRORS=1 prints the measured errors.
+#undef KERNELS_ELSEWHERE             // calls the functors themselves
 #include "test/layer.h"
 #include "test/oracle.h"
 

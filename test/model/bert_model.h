@@ -6,7 +6,6 @@
 #pragma once
 
 #include "test/fixture.h"
-#include "test/shared_kernels.h"
 
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"

@@ -9,8 +9,8 @@
 #include <map>
 
 #include "test/fixture.h"
-#include "test/shared_kernels.h"
 
+#include "llmc/attention/decode.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/engine/run/banner.h"
