@@ -93,15 +93,15 @@ all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## 
 # Kernels are objects of their own, for all trainers of a precision. Other objects see only the declarations of their
 # launchers (base/device.h).
 KERNELS := rows product encodings causal bidirectional heads
-# Each defines the launchers of the headers after emit.h, and may use those before it.
+# Each defines the launchers of the headers after emit.h, and sees the declarations of those before it.
 rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
 product := base/matrix.cuh base/emit.h contrastive.cuh                  # and matmul.cuh
-encodings := base/matrix.cuh base/emit.h position/layer.cuh
-causal := position/layer.cuh base/emit.h attention/decode.cuh           # and choose.cuh
-bidirectional := position/layer.cuh base/emit.h attention/choose.cuh
-heads := attention/decode.cuh matmul.cuh engine/model.cuh base/emit.h lab/heads.h
-KERNEL_SOURCE = -DCAUSAL=$(if $(filter causal,$(*F)),true,false) $(patsubst %,-include llmc/%,$($(*F))) \
-    -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
+encodings := base/matrix.cuh base/emit.h position/layer.cuh attention/any_bias.cuh
+causal := attention/any_bias.cuh base/emit.h attention/decode.cuh       # and choose.cuh
+bidirectional := attention/any_bias.cuh base/emit.h attention/choose.cuh
+heads := attention/any_bias.cuh engine/model.cuh base/emit.h lab/heads.h
+KERNEL_SOURCE = -DKERNELS_ELSEWHERE -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
+    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) $(KERNEL_SOURCE)
 # The objects of the other precision stay where they are; a trainer is only linked. Where several objects

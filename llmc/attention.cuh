@@ -21,37 +21,17 @@
 //   scores, P       scale q.k, and what becomes of it: logits, then e^(logit - largest) or probabilities
 //   dP, dlogit      as above;   row_dot is D in Dao et al.
 //   S, g            CABLE's cumulative sum and weight, nothing else
-//   bias            the functor that knows B (position/encoding.cuh);   B(r, c) is B inside a tile
+//   bias            the functor that knows B (position/encoding.cuh), on a CPU AnyBias (attention/any_bias.cuh)
 //
 // Sequences of a batch may end early (kv_len). Queries after the end get out = 0, lse = -inf and no gradient, whatever
 // their dout is. So padding never changes the bits of a sequence.
 #pragma once
 
-#include "attention/visits.cuh"
+#include "attention/any_bias.cuh"
 
 #if !defined(KERNELS_ELSEWHERE)
 // In a tile on the diagonal half of P and dlogit is 0. On a CPU the products leave these zeros out.
 constexpr bool LEAVES_ZEROS = LANES > 1;
-
-// tile (rows, padded HS) = factor * from, whose rows have HS columns; the padding is zeroed
-__device__ inline void load_tile(float* tile, const Matrix<const floatX>& from, float factor) {
-    const int width = round_up(from.cols, LANES);
-    for (int r = 0; r < from.rows; r++) {
-        for (int d = threadIdx.x; d < from.cols; d += blockDim.x) { tile[r * width + d] = factor * (float)from(r, d); }
-        for (int d = from.cols + (int)threadIdx.x; d < width; d += blockDim.x) { tile[r * width + d] = 0.0f; }
-    }
-}
-// tile_T (HS, ATTENTION_TILE) = factor * from, transposed; the columns that from does not have are zeroed
-__device__ inline void load_tile_transposed(float* tile_T, const Matrix<const floatX>& from, float factor) {
-    for (int d = 0; d < from.cols; d++) {
-        float* row = tile_T + d * ATTENTION_TILE;
-        for (int r = threadIdx.x; r < from.rows; r += blockDim.x) { row[r] = factor * (float)from(r, d); }
-        for (int r = from.rows + (int)threadIdx.x; r < ATTENTION_TILE; r += blockDim.x) { row[r] = 0.0f; }
-    }
-}
-
-// Below any logit, and finite: a query whose keys in its first tiles are all hidden then sums e^(-inf - largest) = 0
-constexpr float LEAST_LOGIT = -1e30f;
 
 // ----------------------------------------------------------------------------------------------------------
 // forward
@@ -59,24 +39,6 @@ constexpr float LEAST_LOGIT = -1e30f;
 inline size_t attention_forward_shared(const AttentionDims& dims) {
     const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
     return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
-}
-
-// scores (keys, queries) += B, times the queries' factors if there are some. Each thread handles some of the queries.
-// position/cope.cuh overloads it, because there B depends on other scores.
-template <class Bias, class Tile>
-__device__ inline void add_bias(const Matrix<float>& scores, const Bias& bias, int bh, const Tile& t,
-                                const float* factor) {
-    const auto B = bias.tile(bh, t.i0, t.j0);
-    for (int c = 0; c < t.nj; c++) {
-        float* row = scores.row(c);
-        if (factor != nullptr) {
-            SIMD
-            for (int r = threadIdx.x; r < t.ni; r += blockDim.x) { row[r] += factor[r] * B(r, c); }
-            continue;
-        }
-        SIMD
-        for (int r = threadIdx.x; r < t.ni; r += blockDim.x) { row[r] += B(r, c); }
-    }
 }
 
 // One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so
@@ -126,7 +88,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         __syncthreads();
         // 2. logits
         t.hide(transposed(view(scores, nj, ni, TILE)));
-        add_bias(view(scores, nj, ni, TILE), bias, bh, t, dims.factors(bh, i0));
+        add_bias(bias, view(scores, nj, ni, TILE), bh, t, dims.factors(bh, i0));
         // 3. the largest one; what earlier tiles have summed was relative to the largest before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
@@ -190,44 +152,6 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
     return sizeof(float) * (2 * tile * dims.HS + 5 * tile * width + 2 * tile * tile);
 }
 
-// P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse and
-// row_dot are those of the tile's queries, as is factor, or null. position/cope.cuh overloads it.
-template <class Bias, class Tile>
-__device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dlogit, const Bias& bias, int bh,
-                                     const Tile& t, const float* lse, const float* row_dot, const float* factor) {
-    const auto B = bias.tile(bh, t.i0, t.j0);
-    for (int r = 0; r < t.ni; r++) {
-        float* p = P.row(r);
-        float* d = dlogit.row(r);
-        const float lse_i = lse[r];
-        const float row_dot_i = row_dot[r];
-        const float factor_i = factor == nullptr ? 1.0f : factor[r];
-        SIMD
-        for (int c = threadIdx.x; c < t.nj; c += blockDim.x) {
-            p[c] = fast_exp(p[c] + factor_i * B(r, c) - lse_i);
-            d[c] = p[c] * (d[c] - row_dot_i);
-        }
-    }
-}
-
-// dlogit (queries, keys) becomes the gradient of B, and the moments grow. Each thread handles some of the queries.
-template <class Bias, class Tile>
-__device__ inline void apply_factor(const Matrix<float>& dlogit, const Bias& bias, int bh, const Tile& t,
-                                    const AttentionDims& dims) {
-    const auto B = bias.tile(bh, t.i0, t.j0);
-    const float* factor = dims.factors(bh, t.i0);
-    float* moment = dims.moment + (size_t)bh * dims.stride + t.i0;
-    for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
-        float* d = dlogit.row(r);
-        const auto sum = sums_over<1>(0, t.nj, 1, [&](float* s, int c) {
-            d[c] *= factor[r];
-            s[0] += d[c] * B(r, c);
-        });
-        moment[r] += sum.x[0];
-    }
-    __syncthreads();
-}
-
 // One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
 // queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own:
 // Q_tile has it.
@@ -289,7 +213,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             __syncthreads();
             // 3. P = e^(logit - lse) and dlogit = P (dP - row_dot)
             t.hide(view(P, ni, nj, TILE));
-            take_gradient(view(P, ni, nj, TILE), view(dlogit, ni, nj, TILE), bias, bh, t, lse + i0, row_dot + i0,
+            take_gradient(bias, view(P, ni, nj, TILE), view(dlogit, ni, nj, TILE), bh, t, lse + i0, row_dot + i0,
                           dims.factors(bh, i0));
             __syncthreads();
             // 4. dv += P^T dout,  dk += dlogit^T q,  dq += dlogit k
@@ -304,7 +228,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
             block_matmul_add(dq_rows, view(dlogit, ni, nj, TILE), view(K_tile, nj, width), to_queries);
             __syncthreads();
             // 5. the bias functor's sums
-            if (dims.factor != nullptr) { apply_factor(view(dlogit, ni, nj, TILE), bias, bh, t, dims); }
+            if (dims.factor != nullptr) { apply_factor(bias, view(dlogit, ni, nj, TILE), bh, t, dims); }
             bias.backward(bh, i0, ni, j0, nj, dlogit, TILE);
         }
         // every query has been seen: dk and dv of this tile are complete

@@ -77,12 +77,12 @@ LAUNCHER size_t attention_forward_scratch(int B, int T, int NH) { return tile_sk
 template <bool Causal>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
-    with_position(v, [&](auto position) {
-        AttentionDims dims = attention_dims(position, T, t0);
-        if (choose_forward<Causal>(out, lse, scratch, qkv, position, dims, B, stream)) { return; }
-        skip_tiles<Causal>(dims, scratch, qkv, position, B, stream);
-        if constexpr (Causal || !BiasOf<decltype(position)>::counts_gates) {
-            portable_attention_forward<Causal>(out, lse, qkv, position.bias(), dims, B, stream);
+    with_bias(v, [&](auto bias) {
+        AttentionDims dims = attention_dims(v, T, t0);
+        if (choose_forward<Causal>(out, lse, scratch, qkv, v, bias, dims, B, stream)) { return; }
+        skip_tiles<Causal>(dims, scratch, qkv, v, bias, B, stream);
+        if constexpr (Causal || !decltype(bias)::counts_gates) {
+            portable_attention_forward<Causal>(out, lse, qkv, bias, dims, B, stream);
         }
     });
 }
@@ -90,16 +90,15 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
 template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
-    with_position(v, [&](auto position) {
-        AttentionDims dims = attention_dims(position, T, 0);
-        if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position, dims, B, stream)) { return; }
+    with_bias(v, [&](auto bias) {
+        AttentionDims dims = attention_dims(v, T, 0);
+        if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, v, bias, dims, B, stream)) { return; }
         float* tiles = scratch + portable_attention_backward_scratch(B, T, v.NH, v.HS);
-        skip_tiles<Causal>(dims, tiles, qkv, position, B, stream);
-        position.begin_backward(qkv, B, T, stream);         // the tensor-core kernels overwrite instead
-        if constexpr (Causal || !BiasOf<decltype(position)>::counts_gates) {
-            portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, position.bias(), dims, B, stream);
+        skip_tiles<Causal>(dims, tiles, qkv, v, bias, B, stream);
+        begin_backward(v, qkv, B, T, stream);               // the tensor-core kernels overwrite instead
+        if constexpr (Causal || !decltype(bias)::counts_gates) {
+            portable_attention_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, bias, dims, B, stream);
         }
-        if constexpr (BiasOf<decltype(position)>::counts_gates) { position.end_backward(dqkv, qkv, B, T, stream); }
     });
 }
 

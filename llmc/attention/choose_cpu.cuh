@@ -72,21 +72,17 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
 }
 
 // Sets dims.first_key where a causal bias zeroes tiles.
-template <bool Causal, class Position>
-void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const Position& position, int B,
+template <bool Causal, class Bias>
+void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const PositionView& v, const Bias& bias, int B,
                 Stream stream) {
-    constexpr FlashBias Kind = BiasOf<Position>::flash;
-    if constexpr (Causal && flash_skips(Kind)) {
-        const int whole = position.v.decodes ? dims.T : dims.stride;    // tokens of the prompt, or of the whole window
-        if (scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(whole, position.v)) { return; }
-        int* first_key = (int*)scratch;
-        float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
-        const float tau = 0.693147181f * tile_skip_tau(whole, position.v.run->tile_skip);
-        const auto bias = position.bias();
-        const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
-        launch(attention_skip_kernel<std::decay_t<decltype(bias)>>, grid, first_key, key_norm, qkv, bias, dims, tau);
-        dims.first_key = first_key;
-    }
+    const int whole = v.decodes ? dims.T : dims.stride;     // tokens of the prompt, or of the whole window
+    if (!Causal || scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(whole, v)) { return; }
+    int* first_key = (int*)scratch;
+    float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
+    const float tau = 0.693147181f * tile_skip_tau(whole, v.run->tile_skip);
+    const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
+    launch(attention_skip_kernel<Bias>, grid, first_key, key_norm, qkv, bias, dims, tau);
+    dims.first_key = first_key;
 }
 
 inline bool uses_flash(const PositionConfig&, int) { return false; }

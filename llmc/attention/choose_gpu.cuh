@@ -47,42 +47,43 @@ template <FlashBias Kind> bool flash_takes(const FlashArgs& args) {
     return flash_head_size(args.HS) && (args.factor == nullptr || flash_takes_factor(Kind, args.inside));
 }
 // Computes the forward on the tensor cores; false if the portable kernels must, as for a part of a text (t0 > 0).
-template <bool Causal, class Position>
-bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const Position& position,
+template <bool Causal, class Bias>
+bool choose_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, const Bias& bias,
                     const AttentionDims& dims, int B, Stream stream) {
-    constexpr FlashBias Kind = BiasOf<Position>::flash;
+    constexpr FlashBias Kind = Bias::flash;
     if constexpr (flash_exists(Kind)) {
-        FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        FlashArgs args = flash_args(bias, dims, B, qkv);
         if (dims.t0 > 0 || !flash_takes<Kind>(args)) { return false; }
         args.out = (bf16*)out;
         args.lse = lse;
-        choose_tiles<Causal, Kind>(args, scratch, position.v, stream);
+        choose_tiles<Causal, Kind>(args, scratch, v, stream);
         return flash_forward<Causal, Kind>(args, stream);
     }
     return false;
 }
-template <bool Causal, class Position>
+template <bool Causal, class Bias>
 bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
-                     const float* lse, const Position& position, const AttentionDims& dims, int B, Stream stream) {
-    constexpr FlashBias Kind = BiasOf<Position>::flash;
+                     const float* lse, const PositionView& v, const Bias& bias, const AttentionDims& dims, int B,
+                     Stream stream) {
+    constexpr FlashBias Kind = Bias::flash;
     if constexpr (flash_exists(Kind)) {
-        FlashArgs args = flash_args(position.bias(), dims, B, qkv);
+        FlashArgs args = flash_args(bias, dims, B, qkv);
         if (!flash_takes<Kind>(args)) { return false; }
         args.out = (bf16*)out;
         args.lse = (float*)lse;
         args.dout = (const bf16*)dout;
         args.dqkv = (bf16*)dqkv;
         float* tiles = scratch + flash_backward_scratch(Kind, B, dims.T, dims.NH);      // finds what the forward found
-        choose_tiles<Causal, Kind>(args, tiles, position.v, stream);
+        choose_tiles<Causal, Kind>(args, tiles, v, stream);
         // the derivatives that the kernels read, and zeros in the slots that they leave out
-        if (Kind == FlashBias::Fire) { position.begin_backward(qkv, B, dims.T, stream); }
+        if (Kind == FlashBias::Fire) { begin_backward(v, qkv, B, dims.T, stream); }
         return flash_backward<Causal, Kind>(args, scratch, stream);
     }
     return false;
 }
 // The portable kernels of a GPU skip nothing.
-template <bool Causal, class Position>
-void skip_tiles(AttentionDims&, float*, const floatX*, const Position&, int, Stream) {}
+template <bool Causal, class Bias>
+void skip_tiles(AttentionDims&, float*, const floatX*, const PositionView&, const Bias&, int, Stream) {}
 
 LAUNCHER size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS) {
     size_t floats = portable_attention_backward_scratch(B, T, NH, HS);      // the kernel is chosen later, by head size

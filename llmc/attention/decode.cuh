@@ -64,7 +64,6 @@ struct QkvRows {
 
 #if !defined(KERNELS_ELSEWHERE)
 constexpr int DECODE_THREADS = 128;
-constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * WAYS : 8;      // elements of a row that are loaded together
 constexpr int DECODE_WINDOW_SPLITS = 3;                     // with fewer, looking for a window costs more than it saves
 constexpr int DECODE_AHEAD = 8;                             // rows to prefetch ahead
@@ -245,16 +244,12 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         SIMD
         for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += scores[p * DECODE_LD + c]; }
     }
-    for (int c0 = 0; c0 < nj; c0 += DECODE_TILE) {
-        const auto tile = bias.tile(bh, t0, j0 + c0);
-        const int end = imin(DECODE_TILE, nj - c0);
-        SIMD
-        for (int c = threadIdx.x; c < end; c += blockDim.x) { scores[c0 + c] += factor * tile(0, c); }
-    }
+    constexpr bool COUNTS = !ON_GPU || Bias::counts_gates;  // maybe: then hidden keys must not count
+    if (!COUNTS) { add_row_bias(bias, scores, O, bh, t0, j0, nj, factor); }
     for (int c = threadIdx.x; c < nj && mask.exists(); c += blockDim.x) {
         if (mask.hides(t0, j0 + c, begin)) { scores[c] = -INFINITY; }
     }
-    if constexpr (Bias::counts_gates) { bias.add_split(scores, O, bh, t0, split, nj); }
+    if (COUNTS) { add_row_bias(bias, scores, O, bh, t0, j0, nj, factor); }
     // 4. exponentials and their sum
     const float largest = decode_max(scores, nj);
     const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
@@ -328,14 +323,13 @@ LAUNCHER void attention_decode(floatX* out, const floatX* qkv, float* scratch, c
     const int BNH = B * v.NH;
     // a recording serves all later tokens: it has the blocks that the last one needs
     const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
-    with_position(v, [&](auto position) {
-        const auto bias = position.bias();
-        const TileSkip skip = v.run->tile_skip;
-        const DecodeDims dims = {attention_dims(position, v.stride, 0), start,
-                                 skip == TileSkip::Off ? nullptr : position.key_max, skip == TileSkip::Exact};
-        if constexpr (bias.counts_gates) { position.begin_decode(qkv, B, start, splits, dims.scale, stream); }
+    const TileSkip skip = v.run->tile_skip;
+    DecodeDims dims = {attention_dims(v, v.stride, 0), start, nullptr, skip == TileSkip::Exact};
+    const float* key_max = begin_decode(v, qkv, B, start, splits, dims.scale, stream);
+    if (skip != TileSkip::Off) { dims.key_max = key_max; }
+    with_bias(v, [&](auto bias) {
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
-        launch(attention_decode_kernel<std::decay_t<decltype(bias)>>, grid, scratch, qkv, bias, dims, BNH);
+        launch(attention_decode_kernel<decltype(bias)>, grid, scratch, qkv, bias, dims, BNH);
     });
     const Grid grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream);
     launch(attention_decode_combine_kernel, grid, out, scratch, start, v.HS);

@@ -7,7 +7,7 @@
 #pragma once
 
 #include "../base/matrix.cuh"
-#include "../position/encoding.cuh"
+#include "../position/table.h"
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
@@ -36,16 +36,14 @@ struct AttentionDims {
     __host__ __device__ int padded_HS() const { return round_up(HS, LANES); }      // whole registers, for block_matmul
 };
 
-template <class Position> AttentionDims attention_dims(const Position& position, int T, int t0) {
-    const PositionView& v = position.v;
-    const float scale = v.score_factor * position.score_factor(v.stride) / sqrtf((float)v.HS);
+inline AttentionDims attention_dims(const PositionView& v, int T, int t0) {
+    const float scale = v.score_factor * score_factor(v) / sqrtf((float)v.HS);
     return {T, t0, v.stride, v.NH, v.HS, v.OC, scale, v.kv_len, nullptr, v.forgotten,
             v.mask.within(t0 + T), v.factor, v.moment};
 }
 
-// A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence
-template <bool Causal> struct PairTile {
-    int i0, ni, j0, nj;
+// A tile of pairs, and what hides some of them
+template <bool Causal> struct PairTile : PairRange {
     AttentionMask mask;
 
     // whether query i0 + r does not see key j0 + c
@@ -99,8 +97,8 @@ template <bool Causal, bool LastFirst> struct Visits {
         __device__ PairTile<Causal> operator*() const {
             const int n = imin(ATTENTION_TILE, visits.tokens - at);
             const AttentionMask mask = visits.dims.mask.of(visits.bh / visits.dims.NH, visits.dims.stride);
-            if (OfKeys) { return {fixed, size, at, n, mask}; }
-            return {at, n, fixed, size, mask};
+            if (OfKeys) { return {{fixed, size, at, n}, mask}; }
+            return {{at, n, fixed, size}, mask};
         }
         __device__ void operator++() { at += Downwards ? -ATTENTION_TILE : ATTENTION_TILE; }
         // Steps over the tiles that are not visited; whether one is left
@@ -130,3 +128,26 @@ private:
     }
     __device__ bool skips(const PairTile<Causal>& t) const { return t.j0 < first_key(t.i0) || t.hides_all(); }
 };
+
+// ----------------------------------------------------------------------------------------------------------
+// a tile in shared memory
+
+// tile (rows, padded HS) = factor * from, whose rows have HS columns; the padding is zeroed
+__device__ inline void load_tile(float* tile, const Matrix<const floatX>& from, float factor) {
+    const int width = round_up(from.cols, LANES);
+    for (int r = 0; r < from.rows; r++) {
+        for (int d = threadIdx.x; d < from.cols; d += blockDim.x) { tile[r * width + d] = factor * (float)from(r, d); }
+        for (int d = from.cols + (int)threadIdx.x; d < width; d += blockDim.x) { tile[r * width + d] = 0.0f; }
+    }
+}
+// tile_T (HS, ATTENTION_TILE) = factor * from, transposed; the columns that from does not have are zeroed
+__device__ inline void load_tile_transposed(float* tile_T, const Matrix<const floatX>& from, float factor) {
+    for (int d = 0; d < from.cols; d++) {
+        float* row = tile_T + d * ATTENTION_TILE;
+        for (int r = threadIdx.x; r < from.rows; r += blockDim.x) { row[r] = factor * (float)from(r, d); }
+        for (int r = from.rows + (int)threadIdx.x; r < ATTENTION_TILE; r += blockDim.x) { row[r] = 0.0f; }
+    }
+}
+
+// Below any logit, and finite: a query whose keys in its first tiles are all hidden then sums e^(-inf - largest) = 0
+constexpr float LEAST_LOGIT = -1e30f;

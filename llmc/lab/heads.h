@@ -11,7 +11,7 @@
 //                weight is above 2^-24 / T: without the rest no sum of a row would change in float32
 #pragma once
 
-#include "../attention/choose.cuh"
+#include "../attention/any_bias.cuh"
 #include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
 
@@ -28,14 +28,14 @@ void head_sums(double* sums, float* live, const floatX* qkv, const float* lse, c
 
 #if !defined(KERNELS_ELSEWHERE)
 // One block per (batch, head), so that every sum has one writer and one order; of one thread, as only a CPU runs it.
-template <bool Causal, class Bias>
+template <bool Causal, bool LastFirst, class Bias>
 __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, const float* lse, Bias bias,
                                  AttentionDims dims, float least) {
     constexpr int TILE = ATTENTION_TILE;
     const int HS = dims.HS;
     const int width = dims.padded_HS();
     const int bh = blockIdx.x;
-    const Visits<Causal, Bias::counts_gates> visits(dims, bh);
+    const Visits<Causal, LastFirst> visits(dims, bh);       // cope wants the last first
     const int T = visits.tokens;
     const int live_tiles = ceil_div(dims.stride, LIVE_TILE);
     float* Q_T = dynamic_shared();                          // (HS, TILE)
@@ -62,7 +62,7 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
             block_matmul(view(P, nj, round_up(ni, LANES), TILE), view(K_tile, nj, HS, width), view(Q_T, HS, TILE));
             // 2. weights; a SIMD lane per query sums its entropy
             t.hide(transposed(view(P, nj, ni, TILE)));
-            add_bias(view(P, nj, ni, TILE), bias, bh, t, dims.factors(bh, i0));
+            add_bias(bias, view(P, nj, ni, TILE), bh, t, dims.factors(bh, i0));
             for (int r = 0; r < ni; r++) { entropy[r] = largest[r] = 0.0f; }
             for (int c = 0; c < nj; c++) {
                 SIMD
@@ -106,16 +106,17 @@ __global__ void head_sums_kernel(double* sums, float* live, const floatX* qkv, c
 LAUNCHER void head_sums([[maybe_unused]] double* sums, [[maybe_unused]] float* live, [[maybe_unused]] const floatX* qkv,
                         [[maybe_unused]] const float* lse, const PositionView& layer, const int* lengths, int B, int T,
                         Stream stream) {
-    with_position(layer, [&](auto position) {
-        AttentionDims dims = attention_dims(position, T, 0);
+    with_bias(layer, [&](auto bias) {
+        AttentionDims dims = attention_dims(layer, T, 0);
         dims.kv_len = lengths;
         const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
         const size_t shared = sizeof(float) * (tile * dims.HS + tile * width + tile * tile + 2 * tile);
         const Grid grid((size_t)B * layer.NH, ATTENTION_THREADS, shared, stream);
         if constexpr (!ON_GPU) {
-            using Bias = BiasOf<decltype(position)>;
-            const auto kernel = layer.causal ? head_sums_kernel<true, Bias> : head_sums_kernel<false, Bias>;
-            launch(kernel, grid, sums, live, qkv, lse, position.bias(), dims, 0x1p-24f / (float)T);
+            using Bias = decltype(bias);
+            auto kernel = layer.causal ? head_sums_kernel<true, false, Bias> : head_sums_kernel<false, false, Bias>;
+            if (encoding_traits(*layer.config).hooks & COUNTS_GATES) { kernel = head_sums_kernel<true, true, Bias>; }
+            launch(kernel, grid, sums, live, qkv, lse, bias, dims, 0x1p-24f / (float)T);
         }
     });
 }
@@ -265,15 +266,15 @@ __global__ void bias_matrix_kernel(float* out, Bias bias, const float* factor, i
 
 LAUNCHER std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
     std::vector<float> host((size_t)T * T);
-    with_position(view, [&](auto position) {
-        const auto bias = position.bias();
-        check(bias.flash != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
-        check(!bias.counts_gates, "--dump_bias: %s has no matrix to write: its biases depend on the scores of other "
-              "keys, and are not kept", view.config->name.c_str());
-        if constexpr (!decltype(position.bias())::counts_gates) {
-            using Bias = std::decay_t<decltype(bias)>;
+    const EncodingTraits traits = encoding_traits(*view.config);
+    check(traits.form != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
+    check((traits.hooks & COUNTS_GATES) == 0, "--dump_bias: %s has no matrix to write: its biases depend on the scores "
+          "of other keys, and are not kept", view.config->name.c_str());
+    with_bias(view, [&](auto bias) {
+        if constexpr (!decltype(bias)::counts_gates) {
             float* out = (float*)device_malloc(sizeof(float) * T * T);
-            launch(bias_matrix_kernel<Bias>, Grid((size_t)T, 128, 0, stream), out, bias, view.factor, head, T);
+            const Grid grid((size_t)T, 128, 0, stream);
+            launch(bias_matrix_kernel<decltype(bias)>, grid, out, bias, view.factor, head, T);
             copy_to_host(host.data(), out, sizeof(float) * T * T, stream);
             device_free(out);
         }

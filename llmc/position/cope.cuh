@@ -46,31 +46,11 @@ struct CopeBias : BiasFunctor {
         const int f = interval(position);
         return z_i[f] + (position - (float)f) * (z_i[f + 1] - z_i[f]);
     }
-
-    // decoding: scores (nj) of the query at t0 and the keys of a split += B. room: for nj floats, in shared memory
-    __device__ void add_split(float* scores, float* room, int bh, int t0, int split, int nj) const {
-        const int splits = t0 / DECODE_SPLIT + 1;
-        const double* gates = split_gates + (size_t)bh * ceil_div(T, DECODE_SPLIT);
-        double count = 0.0;                                 // of the splits nearer to the query
-        for (int s = split + 1 + (int)threadIdx.x; s < splits; s += blockDim.x) { count += gates[s]; }
-        count = block_sum(count);
-        SIMD
-        for (int c = threadIdx.x; c < nj; c += blockDim.x) { room[c] = sigmoid(scores[c]); }
-        __syncthreads();
-        for (int c = nj - 1; c >= 0 && threadIdx.x == 0; c--) {
-            count += (double)room[c];
-            room[c] = limit(count);
-        }
-        __syncthreads();
-        const float* z_i = z + ((size_t)bh * T + t0) * npos;
-        for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += at(z_i, room[c]); }
-    }
 };
 
-// Overloads attention.cuh's. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0. The tiles of
+// Overloads any_bias.cuh's. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0. The tiles of
 // a query come from its own key downwards. Each thread handles some of the queries.
-template <class Tile>
-__device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bias, int bh, const Tile& t,
+__device__ inline void add_bias(const CopeBias& bias, const Matrix<float>& scores, int bh, const PairRange& t,
                                 const float*) {
     const size_t first = (size_t)bh * bias.T + t.i0;
     double* count = bias.total + first;
@@ -86,12 +66,31 @@ __device__ inline void add_bias(const Matrix<float>& scores, const CopeBias& bia
     }
 }
 
-// Overloads attention.cuh's. P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the
+// Overloads any_bias.cuh's, for one query and the keys of a split; a hidden key has no gate here, too.
+__device__ inline void add_row_bias(const CopeBias& bias, float* scores, float* room, int bh, int i, int j0, int nj,
+                                    float) {
+    const int splits = i / DECODE_SPLIT + 1;
+    const double* gates = bias.split_gates + (size_t)bh * ceil_div(bias.T, DECODE_SPLIT);
+    double count = 0.0;                                     // of the splits nearer to the query
+    for (int s = j0 / DECODE_SPLIT + 1 + (int)threadIdx.x; s < splits; s += blockDim.x) { count += gates[s]; }
+    count = block_sum(count);
+    SIMD
+    for (int c = threadIdx.x; c < nj; c += blockDim.x) { room[c] = sigmoid(scores[c]); }
+    __syncthreads();
+    for (int c = nj - 1; c >= 0 && threadIdx.x == 0; c--) {
+        count += (double)room[c];
+        room[c] = bias.limit(count);
+    }
+    __syncthreads();
+    const float* z = bias.z + ((size_t)bh * bias.T + i) * bias.npos;
+    for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += bias.at(z, room[c]); }
+}
+
+// Overloads any_bias.cuh's. P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the
 // gradient of the scores. lse and row_dot are those of the tile's queries. The tiles of a query come upwards. Each
 // thread handles some of the queries.
-template <class Tile>
-__device__ inline void take_gradient(const Matrix<float>& P, const Matrix<float>& dscore, const CopeBias& bias, int bh,
-                                     const Tile& t, const float* lse, const float* row_dot, const float*) {
+__device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& P, const Matrix<float>& dscore, int bh,
+                                     const PairRange& t, const float* lse, const float* row_dot, const float*) {
     const int npos = bias.npos;
     for (int r = threadIdx.x; r < t.ni; r += blockDim.x) {
         const size_t row = (size_t)bh * bias.T + t.i0 + r;
@@ -278,8 +277,7 @@ struct Cope : Encoding {
         copy_on_device(rest, total, sizeof(double) * rows, stream);
         device_zero(dgate, sizeof(double) * rows, stream);
     }
-    // after the attention's backward, on the q and dq that it had
-    void end_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
+    void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         const int BNH = B * v.NH, n = npos();
         launch(cope_dq_kernel, Grid((size_t)B * T, 64, 0, stream), dqkv, dz, e.value, T, v.NH, v.HS, v.OC, n);
         const Grid grid((size_t)BNH * ceil_div(v.HS, COPE_ROWS), 64, sizeof(double) * COPE_ROWS * n, stream);
@@ -287,7 +285,6 @@ struct Cope : Encoding {
         const int count = v.HS * n;
         launch(cope_reduce_kernel, Grid::over((size_t)count, stream), e.grad, parts, BNH, count);
     }
-    // before the splits of keys of a token at `start` are read; scale: of q.k
     void begin_decode(const floatX* qkv, int B, Start start, int splits, float scale, Stream stream) const {
         const Grid grid((size_t)B * v.NH * splits, 128, sizeof(float) * v.HS, stream);
         launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.stride), v.stride, v.NH, v.HS,

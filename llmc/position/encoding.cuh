@@ -6,7 +6,7 @@
 //   prepare_forward  rotates q and k, scales q, or turns its columns of qkv   prepare_backward    (rope, ssmax, cable;
 //                    into what its bias needs                                           the tables of t5 and kerple)
 //   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
-// and, if need be, defaults, hooks and score_factor. The functor is the template argument of the attention
+// and, if need be, defaults, hooks and score_factor. The functor is the template argument of a GPU's attention
 // kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
 // share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step
 // by step.
@@ -77,14 +77,16 @@ struct FlashBiasArgs {
     float* moment;                          // (B*NH,stride), as in PositionView; overwritten
 };
 
+// A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence
+struct PairRange { int i0, ni, j0, nj; };
+
 // To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member
 // tile(bh, i0, j0), which returns the bias inside one tile of the score matrix: an object whose (r, c) is B_ij for i =
 // i0 + r, j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128. It is vectorized over r
 // (forward) or c (backward): no branches, no libm.
 struct BiasFunctor {
     static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
-    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh,
-                                                            // which then has end_backward and begin_decode
+    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh
     void fill(FlashBiasArgs&) const {}
     // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
     // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.
@@ -122,6 +124,8 @@ struct Encoding {
     void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, Start, Stream) const {}
     // before the attention's backward, with its qkv: zeroes what the bias functor sums into
     void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
+    // before the splits of keys of a token at `start` are read (attention/decode.cuh); scale: of q.k
+    void begin_decode(const floatX* /*qkv*/, int /*B*/, Start, int /*splits*/, float /*scale*/, Stream) const {}
     // dqkv holds the gradients of q, k, v; the bias functor's sums are complete. Overwrites dqkv's extra columns.
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
     NoBias bias() const { return {}; }

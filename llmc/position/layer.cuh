@@ -36,7 +36,10 @@ LAUNCHER void LayerPosition::prepare_forward(floatX* qkv, int B, int T, Start st
     with_positions(*this, [&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, start, s); });
 }
 LAUNCHER void LayerPosition::prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
-    with_positions(*this, [&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); });
+    const auto backward = [&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); };
+    const bool first = (encoding_traits(*bias().config).hooks & COUNTS_GATES) != 0;
+    if (first) { with_position(bias(), backward); }         // cope takes q and dq as attention had them
+    for (int i = 0; i < count - first; i++) { with_position(views[(size_t)i], backward); }
 }
 LAUNCHER void LayerPosition::embed_backward(floatX* dx, int B, int T, Stream s) const {
     with_positions(*this, [&](const auto& encoding) { encoding.embed_backward(dx, B, T, s); });

@@ -96,6 +96,10 @@ EncodingTraits encoding_traits(const EncodingConfig& config);
 // Of an encoding that is bound to a layer: the arrays of its bias, and what it multiplies q.k/sqrt(HS) by
 FlashBiasArgs bias_arrays(const PositionView& view);
 float score_factor(const PositionView& view);
+// As in Encoding, for attention. begin_decode returns key_max
+void begin_backward(const PositionView& view, const floatX* qkv, int B, int T, Stream stream);
+const float* begin_decode(const PositionView& view, const floatX* qkv, int B, Start start, int splits, float scale,
+                          Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
 // Calls f(PositionType<Type>()): the one place where a name becomes a type.
@@ -137,6 +141,18 @@ LAUNCHER float score_factor(const PositionView& view) {
     float factor = 1.0f;
     with_position(view, [&](const auto& encoding) { factor = encoding.score_factor(view.stride); });
     return factor;
+}
+LAUNCHER void begin_backward(const PositionView& view, const floatX* qkv, int B, int T, Stream stream) {
+    with_position(view, [&](const auto& encoding) { encoding.begin_backward(qkv, B, T, stream); });
+}
+LAUNCHER const float* begin_decode(const PositionView& view, const floatX* qkv, int B, Start start, int splits,
+                                   float scale, Stream stream) {
+    const float* key_max = nullptr;
+    with_position(view, [&](const auto& encoding) {
+        encoding.begin_decode(qkv, B, start, splits, scale, stream);
+        key_max = encoding.key_max;
+    });
+    return key_max;
 }
 #endif
 

@@ -128,6 +128,19 @@ class Objects(unittest.TestCase):
             found = set(re.findall(r"\b\w+_kernel(?=[<(])", symbols)) - {"launch_kernel", "start_kernel"}
             self.assertEqual(found, own, name)
 
+    def test_attention_is_compiled_once(self):
+        """an edit of an encoding compiles no attention, and an edit of attention no encoding"""
+        for name, header in (("causal", "attention"), ("bidirectional", "attention"), ("heads", None),
+                             ("encodings", "cable")):
+            path = os.path.join(ROOT, "build", name)
+            code, symbols = ended("nm", "-C", "--defined-only", path + ".o")
+            if code != 0:
+                self.skipTest("SKIPPED: the trainers are not built: make test builds all")
+            included = set(re.findall(r"/(attention|cable)\.cuh", read(path + ".d")))
+            self.assertEqual(included, {header} - {None}, name)
+            functors = set(re.findall(r"\b\w*Bias(?=[>,&])", symbols))
+            self.assertEqual("AnyBias" in functors and len(functors) == 1, name != "encodings", (name, functors))
+
 
 class Install(Folder):
     def test_a_header_where_the_flags_of_the_environment_lead(self):
