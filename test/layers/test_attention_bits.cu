@@ -3,6 +3,7 @@
 #include "test/layers/attention_layer.h"
 #include "test/oracle.h"
 
+#include "llmc/attention/any_bias.cuh"
 #include "llmc/attention/decode.cuh"
 #undef KERNELS_ELSEWHERE
 #include "llmc/attention.cuh"           // how much shared memory its kernels take

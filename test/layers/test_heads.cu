@@ -3,6 +3,7 @@
 #include "test/layers/attention_oracle.h"
 #include "test/oracle.h"
 
+#include "llmc/attention/choose.cuh"
 #include "llmc/lab/heads.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
