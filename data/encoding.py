@@ -109,7 +109,8 @@ class GPT2:
 
 
 class BPE:
-    """the byte-level BPE of a tokenizer.json; special tokens inside a text are plain text, as the trainer reads them"""
+    """the byte-level BPE of a tokenizer.json. A special token that is spelled in a document is plain text, so that no
+    document can end itself; in a prompt the trainer finds it, as transformers does."""
     name = "bpe"
 
     def __init__(self, directory):

@@ -132,12 +132,14 @@ KERNEL_TEST("attention on the GPU: heads without tensor-core kernels have no til
     view.NH = NH;
     Alibi position(view);
     position.slopes = slopes.p;
+    const auto bias = position.bias();
     AttentionDims dims = {tokens, 0, tokens, NH, size, 3 * NH * size, 1.0f};
     for (const bool forward : {true, false}) {
         const DeviceArray<float> scratch(attention_backward_scratch(config, 1, tokens, NH, size));
         const bool chosen = forward
-            ? choose_forward<true>(out.p, lse.p, scratch.p, qkv.p, position, dims, 1, Stream(0))
-            : choose_backward<true>(dqkv.p, scratch.p, out.p, qkv.p, out.p, lse.p, position, dims, 1, Stream(0));
+            ? choose_forward<true>(out.p, lse.p, scratch.p, qkv.p, view, bias, dims, 1, Stream(0))
+            : choose_backward<true>(dqkv.p, scratch.p, out.p, qkv.p, out.p, lse.p, view, bias, dims, 1,
+                                    Stream(0));
         size_t written = 0;
         for (const float x : scratch.host()) { written += !std::isnan(x); }
         EXPECT(!chosen && written == 0, "%s: chosen %d, %zu floats of scratch are written",
