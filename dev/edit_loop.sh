@@ -5,10 +5,11 @@
 #   dev/edit_loop.sh [NAME...]      some of: layernorm cable attention trainer test nothing
 #
 # The edits are made in a copy of the sources, build/edit_loop. The limits hold where a reference, std::regex at -O3,
-# compiles in REFERENCE CPU seconds. Each try compiles it, and the limits are in proportion.
+# compiles in REFERENCE CPU seconds. Each try compiles it; the limits are in proportion, and a quarter is allowed on
+# top, as processors differ.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-REFERENCE=2.6
+REFERENCE=2.4
 
 # NAME LIMIT FILE, and what is made after it is edited; -: all of it, from nothing
 loops=(
@@ -55,7 +56,7 @@ for loop in "${loops[@]}"; do
         edit "$file" "${name}_$try"
         of_reference=$(cpu reference)
         seconds=$(CCACHE_DISABLE=1 cpu make "${goals[@]}")
-        limit_here=$(awk "BEGIN { printf \"%.1f\", $limit * $of_reference / $REFERENCE }")
+        limit_here=$(awk "BEGIN { printf \"%.1f\", 1.25 * $limit * $of_reference / $REFERENCE }")
         verdict=ok
         awk "BEGIN { exit !($seconds > $limit_here) }" || break
         verdict="OVER ITS LIMIT"
