@@ -138,8 +138,8 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 
 # tests: programs, each linked with the main of Catch2; dev/test.py makes those that it wants to run ----------
 # test_gpt2.cu and test_gpt2_*.cu are one: what they include is compiled once.
-# Tests that launch kernels are linked with those of the trainers, as they ship, and with the oracles; for race and asan
-# with such objects of their own. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
+# Tests that launch kernels are linked with the trainers' kernel objects, as they ship, and with the oracles; race and
+# asan compile such objects with their own flags. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
 LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
 TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
 # The level that costs least, compiler and run together: of oracles and of what reads long texts -O1, else -O0

@@ -1,5 +1,5 @@
-"""encoding.py -- text to token ids on all cores: GPT-2's byte-pair encoding (tiktoken), that of any tokenizer.json with
-GPT-2's split into words, BERT's WordPiece (tokenizers).
+"""encoding.py -- text to token ids on all cores: byte-pair encoding, GPT-2's (tiktoken) or a tokenizer.json's with
+GPT-2's split into words (tokenizers), and BERT's WordPiece (tokenizers).
 
 A document arrives in pieces (sources.py), cut only where no token can span the cut, so that the pieces encoded one by
 one give the ids of the whole document. In a shard a document is framed as the trainer reads it: GPT-2 writes

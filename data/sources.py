@@ -83,7 +83,7 @@ class Text(Readable):
 
 
 class Unpadded(Readable):
-    """an .xz file without the zeros that may follow its end, at fewer than 12 of which Python's lzma stumbles"""
+    """an .xz file without the zeros that may follow its end: Python's lzma fails where there are fewer than 12"""
 
     def __init__(self, file):
         self.file, self.left, tail = file, file.seek(0, io.SEEK_END), b""

@@ -45,8 +45,8 @@ __device__ inline void add_row_bias(const Bias& bias, float* scores, float* /*ro
     }
 }
 
-// P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse and
-// row_dot are those of the tile's queries, as is factor, or null. position/cope.cuh overloads it.
+// P (queries, keys) holds scores and becomes e^(logit - lse); dlogit holds dP and becomes P (dP - row_dot). lse,
+// row_dot and factor (or null) belong to the tile's queries. position/cope.cuh overloads it.
 template <class Bias>
 __device__ inline void take_gradient(const Bias& bias, const Matrix<float>& P, const Matrix<float>& dlogit, int bh,
                                      const PairRange& t, const float* lse, const float* row_dot, const float* factor) {

@@ -233,7 +233,7 @@ void check_forward(Fixture& f) {
 
 // value: the derivative of a loss in x, a number that the layer holds. squares: the sum of the squares of its terms
 struct Slope { double value = 0, squares = 0; };
-// Adds those of the loss sum_ij d_ij B_ij of head h, d (T,T).
+// Adds to s what head h contributes with the loss sum_ij d_ij B_ij, d (T,T).
 void add_slope(Slope& s, const OracleLayer<double>& o, double& x, const float* d, int h) {
     const double x0 = x, step = 1e-6 * std::max(1.0, std::fabs(x0));
     x = x0 + step;

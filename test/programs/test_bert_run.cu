@@ -740,7 +740,7 @@ TEST_CASE("bert_run: a cased vocabulary stays cased, in a checkpoint too", "[ber
         const Outcome o = place.run(Flags().set("--load", out).with("--threads 1").set("--predict", "Rome [MASK]"));
         CHECK(o.code == 0);
     }
-    write_file(given + "/tokenizer_config.json", "{}");     // not that of the run
+    write_file(given + "/tokenizer_config.json", "{}");     // another tokenizer than the run's
     const Flags resume = train.set("--out", place / "false").with("--resume 1 --steps 4 --allow_change steps");
     check_refused(place, {resume, {"its tokens are not those of", "leave it out"}});
     CHECK(place.run(resume.without("--tokenizer")).code == 0);

@@ -47,7 +47,7 @@ struct AddedToken {
     }
 };
 
-// The files beside that of a vocabulary
+// The files beside a vocabulary
 struct Beside {
     std::string dir;                            // with its slash
     std::string type;                           // "GPT2Tokenizer": the class that transformers takes; "": unknown
