@@ -1,16 +1,18 @@
-"""test_gpu_check.py -- dev/gpu_check.py with simulated programs, and dev/measured.py."""
+"""test_gpu_check.py -- dev/gpu_check.py with simulated programs, dev/gpu_study.py on a CPU, and dev/measured.py."""
 import collections
 import csv
 import io
 import os
+import struct
 import sys
 import unittest
 from unittest import mock
 
-from folder import ROOT, Folder, called, ended, read
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, ended, read, read_bytes
 
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 import gpu_check  # noqa: E402
+import gpu_study  # noqa: E402
 import measured  # noqa: E402
 
 # nvcc, the C++ compiler and all that they build: a program of this text. WRONG: what is not as it should be.
@@ -137,6 +139,52 @@ class GpuCheck(Folder):
         rows = list(csv.DictReader(io.StringIO(read("dev/results/gpu.csv"))))
         self.assertLessEqual(len(rows), 300)
         self.assertEqual(len({(r["gpu"], r["commit"], r["what"], r["unit"]) for r in rows}), len(rows))
+
+
+@unittest.skipUnless(HAS_TRAINER, "needs train_gpt2, which make builds")
+class GpuStudy(Folder):
+    """the whole study with a tiny model, whose trainer is the CPU's"""
+    def setUp(self):
+        super().setUp()
+        tools = os.path.dirname(self.executable("bin/nvidia-smi", "#!/bin/sh\necho Test GPU\n"))
+        self.start(mock.patch.object(gpu_study, "WORK", self.path("study")))
+        self.start(mock.patch.dict(os.environ, PATH=tools + ":" + os.environ["PATH"], COMMIT="0123456789"))
+        self.addCleanup(os.chdir, os.getcwd())
+        text = read("data/shakespeare_val.txt").encode()
+        for k in range(3):
+            part = text[7000 * k:7000 * k + 7000]
+            header = struct.pack("<256i", 20240520, 1, len(part), 256, 10, *[0] * 251)
+            self.write(f"text_{k}.bin", header + struct.pack(f"<{len(part)}H", *part))
+
+    def study(self, *words):
+        code, out, err = called(gpu_study.main, "--T", "32", "--eval_tokens", "6000", *words)
+        return code, out + err
+
+    def test_from_shards_to_results(self):
+        self.assertIn("expected train_*.bin.xz", self.study()[1])
+        code, said = self.study("--pack", self.path("text_[12].bin"), "--val_files", self.path("text_0.bin"),
+                                "--tokens", "8001")
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, r"train_1.bin.xz: 4,001 tokens, .*\n.*train_2.bin.xz: 4,000 .*\n.*val.bin.xz: 6,000")
+        small = ("--trainer", TRAINER, "--model", "1,1,16", "--B", "4", "--encodings", "cable", "--results",
+                 self.path("gpu.csv"))
+        code, said = self.study(*small, "--minutes", "0")
+        self.assertEqual((code, "unfinished: study 1,1,16, 8,001 tokens" in said), (3, True), said)
+        code, said = self.study(*small)
+        self.assertEqual(code, 0, said)
+        tokens = lambda name: b"".join(read_bytes(self.path(name.format(k)))[1024:] for k in (1, 2))
+        self.assertEqual(tokens("study/train_{}.bin"), tokens("text_{}.bin")[:2 * 8001])
+        rows = {(r["what"].rpartition(", ")[2], r["unit"]): float(r["value"]) for r in self.table("gpu.csv")}
+        self.assertTrue(100 < rows["perplexity", "at 32"] < 256 and 100 < rows["perplexity", "at 4096"] < 256, rows)
+        self.assertEqual(sum(unit.startswith("% passkey at ") for _, unit in rows), 5)
+        self.assertNotIn("perplexity", self.study(*small)[1])         # a second run repeats nothing
+
+    def test_shards_that_do_not_fit_together(self):
+        with open(self.path("text_1.bin"), "r+b") as f:
+            f.write(struct.pack("<4i", 20240520, 1, 7000, 50257))
+        code, said = self.study("--pack", self.path("text_*.bin"), "--val_files", self.path("text_0.bin"))
+        self.assertEqual(code, 2)
+        self.assertIn("text_1.bin: expected a shard of uint16 tokens, and all of one vocabulary", said)
 
 
 if __name__ == "__main__":
