@@ -101,7 +101,7 @@ causal := attention/any_bias.cuh base/emit.h attention/decode.cuh       # and ch
 bidirectional := attention/any_bias.cuh base/emit.h attention/choose.cuh
 heads := attention/any_bias.cuh engine/model.cuh base/emit.h lab/heads.h
 KERNEL_SOURCE = -DKERNELS_ELSEWHERE -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
-    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x c++ -c /dev/null -o $@
+    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x $(or $(LANGUAGE),c++) -c /dev/null -o $@
 $(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) $(KERNEL_SOURCE)
 # The objects of the other precision stay where they are; a trainer is only linked. Where several objects
@@ -128,9 +128,24 @@ $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flag
 	@$(CPU_TRAINER) -E $(if $(filter -g%,$(CPU_FLAGS)),,-P) -o $@.text
 	@{ cat $(B)/cpu.flags $(B)/mpi.flags && echo '$(LEVEL)'; } >>$@.text
 	@if cmp -s $@.text $@.read && [ -e $@ ]; then touch $@; else set -x; $(CPU_TRAINER) -c -o $@ && mv $@.text $@.read; fi
-$(TRAINERS:%=%cu): %cu: %.cu $(B)/cuda.flags $(B)/commit.o
+# CUDA: the kernels of rows and products are two objects; the trainer's has the rest, and compiles if a line has changed
+# that it reads of its sources. Of a header of ROWS it reads what stands before the kernels.
+ROWS := $(filter-out base/emit.h,$(rows) $(product)) matmul.cuh
+PARTS_cuda := $(B)/cuda/rows.o $(B)/cuda/product.o
+CUDA_COMPILE = $(NVCC) $(NVCC_FLAGS) -MMD -MP
+CUDA_READ = { cat $(B)/cuda.flags; \
+    for f in $$(grep -os '[^ :]*[.]\(cu\|cuh\|h\)\>' $(@:.o=.d) | sort -u); do case " $(ROWS:%=./llmc/%) " in \
+    *" $$f "*) sed '/^\#if !defined(KERNELS_ELSEWHERE)/,$$d' $$f;; *) cat $$f;; esac; done; }
+$(PARTS_cuda): LANGUAGE := cu
+$(PARTS_cuda): $(B)/cuda.flags
+	$(CUDA_COMPILE) $(KERNEL_SOURCE)
+$(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
 	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
-	$(NVCC) $(NVCC_FLAGS) -MMD -MP -MT $@ -MF $(B)/$@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)
+	@if [ -e $@ ] && $(CUDA_READ) | cmp -s - $@.read; then touch $@; else set -x; $(CUDA_COMPILE) -DKERNELS_ELSEWHERE \
+	    $(ROWS:%=-include llmc/%) -include llmc/base/emit.h -MT $@ -MF $(@:.o=.d) -x cu -c $< -o $@; fi
+	@$(CUDA_READ) >$@.read
+$(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(PARTS_cuda) $(B)/commit.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
 
 # For editors: how each source is compiled
 $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ dev/cuda/)

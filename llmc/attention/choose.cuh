@@ -102,7 +102,7 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
     });
 }
 
-#if defined(KERNELS_HERE)
+#if defined(KERNELS_HERE) && defined(CAUSAL)
 template void attention_forward<CAUSAL>(floatX*, float*, float*, const floatX*, const PositionView&, int, int, int,
                                         Stream);
 template void attention_backward<CAUSAL>(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*,

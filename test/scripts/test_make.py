@@ -116,6 +116,29 @@ class Knobs(Folder):
         self.assertIn("-c test/layers/test_x.cu", make(*words, "CXXFLAGS=-DX", root=self.folder)[1])
         self.assertIn("is up to date", make(*words, "CXXFLAGS=-DX", root=self.folder)[1])
 
+    def test_an_edit_of_a_row_kernel_leaves_the_cuda_trainer_as_it_is(self):
+        """by a compiler that writes dependencies, as nvcc does, and nothing else"""
+        shutil.copytree(os.path.join(ROOT, "llmc"), self.path("llmc"))
+        shutil.copy(os.path.join(ROOT, "train_gpt2.cu"), self.folder)
+        nvcc = self.shell("nvcc", """while [ $# -gt 0 ]; do case $1 in
+    -o) out=$2;; -MF) file=$2;; -include) read="$read ./$2";; *.cu) read="$read ./$1 ./llmc/attention.cuh";;
+    esac; shift; done
+touch "$out"
+[ -z "$file" ] || echo "$out :$read" >"$file"
+""")
+        run = lambda: re.findall(r" -c \S+ -o build/cuda/(\w+)[.]o", make("train_gpt2cu", "MPI=0", "NVCC=" + nvcc,
+                                                                      root=self.folder)[1])
+        self.assertEqual(sorted(run()), ["product", "rows", "train_gpt2"])
+        guard = "#if !defined(KERNELS_ELSEWHERE)\n"
+        for edited, expected in (("layernorm", ["rows"]), ("contrastive", ["product"]), ("attention", ["train_gpt2"])):
+            for kernel in (True, False):
+                with self.subTest(edited, kernel=kernel):
+                    text = self.read(f"llmc/{edited}.cuh")
+                    line = "// an edit\n"
+                    self.assertIn(guard, text)
+                    self.write(f"llmc/{edited}.cuh", text.replace(guard, guard + line if kernel else line + guard, 1))
+                    self.assertEqual(sorted(run()), expected if kernel else sorted({*expected, "train_gpt2"}))
+
 
 class Objects(unittest.TestCase):
     def test_kernels_are_compiled_as_kernels(self):
