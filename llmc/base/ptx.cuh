@@ -183,3 +183,17 @@ constexpr bool HAS_WGMMA = true;
 #else
 constexpr bool HAS_WGMMA = false;
 #endif
+// The same of the code that this GPU runs, for the host: its compiler knows no architecture
+#if defined(__CUDACC__)
+static __device__ bool device_has_wgmma = HAS_WGMMA;
+inline bool runs_wgmma() {
+    static const bool runs = [] {
+        bool has = false;
+        CUDA_CHECK(cudaMemcpyFromSymbol(&has, device_has_wgmma, sizeof(has)));
+        return has;
+    }();
+    return runs;
+}
+#else
+inline bool runs_wgmma() { return HAS_WGMMA; }
+#endif

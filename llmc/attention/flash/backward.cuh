@@ -54,11 +54,16 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     FlashQueries* queries = (FlashQueries*)scratch;
     FlashSlabs slabs = {(float*)(queries + BNH * tiles * flash_variants(Kind)), 0, 0};
     const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;      // HS/8 threads per query
-    const auto grid = [&](int tiles) { return Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS), stream); };
+    constexpr int FREE_DKDV = FlashDkdv<Causal, Kind, HS, Masked>::FREE;    // nvcc: of the form without wgmma
+    constexpr int FREE_DQ = FlashDq<Causal, Kind, HS, Masked>::FREE;
+    const auto grid = [&](int tiles, int free) {
+        const size_t shared = flash_backward_shared(HS, free >= 0 && !runs_wgmma());
+        return Grid(BNH * tiles, FLASH_THREADS, shared, stream);
+    };
     launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
-    launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles), args, queries);
+    launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DKDV), args, queries);
     const auto launch_dq = [&](int tiles) {
-        launch(flash_backward_dq_kernel<Causal, Kind, HS, Masked>, grid(tiles), args, queries, slabs);
+        launch(flash_backward_dq_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DQ), args, queries, slabs);
     };
     if (Kind != FlashBias::Toeplitz) {
         launch_dq(tiles);

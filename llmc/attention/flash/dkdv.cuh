@@ -13,7 +13,8 @@
 
 // A block and its steps. Rows of the scores are keys, columns are queries. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
-    using Owner = FlashOwner<Kind, HS>;
+    static constexpr int FREE = HAS_WGMMA || flash_keys_kept(Kind, HS) == 0 ? -1 : 0;
+    using Owner = FlashOwner<Kind, HS, FREE>;
     static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
@@ -55,19 +56,27 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     // Returns the first tile of queries
     __device__ int load_owned(Owned& own) {
         owner.template load_owned<FLASH_K, FLASH_V>();
-        if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+        const int first = Causal ? owner.tile() : 0;
+        const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
+        const auto start = [&] {                            // what needs the place of the values
+            owner.put_own_S();
+            if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+            if (m < end()) { fetch(m, 0); }
+        };
+        if (FREE < 0) { start(); }
         UNROLL
         for (int r = 0; r < OWN && Kind == FlashBias::Fire; r++) {
             own.inv[r] = args.inv[owner.first() + owner.row(r)];
         }
-        const int first = Causal ? owner.tile() : 0;
-        const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
-        if (m < end()) { fetch(m, 0); }
         cp_async_commit();                                  // where no tile of queries was fetched
         flash_wait_copies();
         __syncthreads();
         own.k.load(owner.own_tile(0), owner.row0);
         own.v.load(owner.own_tile(1), owner.row0);
+        if (FREE >= 0) {
+            __syncthreads();                                // all warps have their rows of K
+            start();
+        }
         return m;
     }
     // The lane's e-th pair of a strip that begins with query c0 of a tile: two queries of a key. Its row and column in
@@ -189,7 +198,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             one[r] = 1.0f;
         }
         const int rows = args.T - owner.first();
-        sums.dK.store(dk, args.OC, rows, block.columns, owner.own_tile(0), scale);
+        // both by way of V's tile: other warps may still read values in K's
+        sums.dK.store(dk, args.OC, rows, block.columns, owner.own_tile(1), scale);
         sums.dV.store(dk + args.NH * block.columns, args.OC, rows, block.columns, owner.own_tile(1), one);
         UNROLL
         for (int r = 0; r < OWN && cable; r++) {

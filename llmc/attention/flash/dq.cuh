@@ -110,7 +110,8 @@ __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire
 
 // A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
-    using Owner = FlashOwner<Kind, HS>;
+    static constexpr int FREE = HAS_WGMMA ? -1 : 1;         // Fire's sums are in the place of q
+    using Owner = FlashOwner<Kind, HS, FREE>;
     static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
@@ -140,10 +141,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                             PART ? slabs.first : 0),
           diagonals(find_diagonals(slabs)) {}
     static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
-    // in the place of q and dout, which are in registers by then, and of the keys' values, which are not needed
+    // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
         const FlashBlock& block = owner.block;
-        return {(float*)owner.own_tile(0), (float*)owner.values, slabs.of(block.bh, block.tile, block.tiles)};
+        return {(float*)owner.own_tile(0), (float*)owner.streamed_tile(2), slabs.of(block.bh, block.tile, block.tiles)};
     }
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
     __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
@@ -159,9 +160,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         }
     }
     __device__ void load_owned(Owned& own) {
+        const auto start = [&] {                            // what needs the place of the values
+            owner.put_own_S();
+            if (begin < end) { fetch(begin, 0); }
+            if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+        };
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
-        if (begin < end) { fetch(begin, 0); }
-        if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+        if (FREE < 0) { start(); }
         const FlashQueries* from = owner.block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
         UNROLL
         for (int r = 0; r < OWN; r++) { own.query[r] = from->row[owner.row(r)]; }
@@ -175,6 +180,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         if (Kind == FlashBias::Fire) {
             syncwarp();
             fire_sums.clear();
+        }
+        if (FREE >= 0) {
+            __syncthreads();                                // all warps have their rows of q and dout
+            start();
         }
     }
     // The lane's e-th pair of a strip that begins with key c0 of a tile: two keys of a query. Its row and column in a

@@ -183,12 +183,15 @@ __device__ inline void flash_fire_y(FlashFragment<Columns>& y, const FlashArgs& 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// The two kernels. A block owns a tile. Shared memory: two owned tiles, two stages of two streamed tiles, two stages of
-// FlashQueries, and of each owned row S, or Fire's pieces in its place: 51 KB (HS 64); 99 KB (HS 128), all that sm_86
-// has
+// The two kernels. A block owns a tile. Shared memory: two owned tiles, two stages of two streamed tiles, and the
+// values: two stages of FlashQueries, and of each owned row S, or Fire's pieces in its place. That is 51 KB (HS 64), or
+// 99 KB (HS 128), all that sm_86 has. Without wgmma an owned tile is free when its rows are in registers: the values
+// lie in it, and after the tiles there is only FlashDiagonals::carry: 48 KB (HS 64), and sm_86 has room for two.
 constexpr size_t FLASH_OWN_BYTES = std::max(sizeof(FlashS) * FLASH_TILE, sizeof(FirePiece) * FIRE_PIECES);
-constexpr size_t flash_backward_shared(int HS) {
-    return sizeof(bf16) * 6 * FLASH_TILE * HS + sizeof(FlashQueries) * 2 + FLASH_OWN_BYTES;
+constexpr size_t FLASH_VALUES = sizeof(FlashQueries) * 2 + FLASH_OWN_BYTES;
+static_assert(FLASH_VALUES <= sizeof(bf16) * FLASH_TILE * 64, "an owned tile has room for them");
+constexpr size_t flash_backward_shared(int HS, bool free) {
+    return sizeof(bf16) * 6 * FLASH_TILE * HS + (free ? sizeof(float) * FLASH_TILE : FLASH_VALUES);
 }
 // Streamed rows whose logits are in registers at a time: with all 64 the sums of HS columns would not fit beside them.
 // On Hopper the owned rows take no registers. Fire's y needs room
@@ -200,8 +203,7 @@ constexpr int flash_backward_blocks(int HS) { return HS == 64 ? 3 : 2; }
 
 // How many fragments of K and V fit into the dkdv kernel's registers beside dK and dV
 __host__ __device__ constexpr int flash_keys_kept(FlashBias Kind, int HS) {
-    if (HS != 64 || flash_wgmma(flash_strip(Kind))) { return 0; }
-    return Kind == FlashBias::LogDistance ? 3 : 4;
+    return HS == 64 && !flash_wgmma(flash_strip(Kind)) ? 4 : 0;
 }
 __host__ __device__ constexpr int flash_values_kept(FlashBias Kind, int HS) {
     return flash_is_cable(Kind) ? 0 : flash_keys_kept(Kind, HS);
@@ -251,9 +253,9 @@ struct FlashBlock : FlashPlace {
     }
 };
 
-// A block's rows, its shared memory, and the copies into it
+// A block's rows, its shared memory, and the copies into it. Free: the owned tile in which the values lie, or -1
 enum FlashInput { FLASH_Q, FLASH_K, FLASH_V, FLASH_DOUT };
-template <FlashBias Kind, int HS> struct FlashOwner {
+template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     static constexpr int TILE_SIZE = FLASH_TILE * HS;
     const int lane = threadIdx.x % 32;
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // the warp's first row in the block
@@ -270,7 +272,7 @@ template <FlashBias Kind, int HS> struct FlashOwner {
         : args(args), queries(queries), block(args, turns, last_first, from) {
         own = (bf16*)dynamic_shared();
         streamed = own + 2 * TILE_SIZE;
-        values = (FlashQueries*)(streamed + 4 * TILE_SIZE);
+        values = (FlashQueries*)(Free >= 0 ? own_tile(Free) : streamed_tile(2));
         own_S = (FlashS*)(values + 2);
     }
     __device__ bf16* own_tile(int which) const { return own + which * TILE_SIZE; }
@@ -296,6 +298,9 @@ template <FlashBias Kind, int HS> struct FlashOwner {
     template <FlashInput First, FlashInput Second> __device__ void load_owned() const {
         load<First>(own_tile(0), tile());
         load<Second>(own_tile(1), tile());
+    }
+    // Called by the whole block when the owned tiles are read no more, or if the values have a place of their own
+    __device__ void put_own_S() const {
         if (flash_is_cable(Kind) && threadIdx.x < FLASH_TILE) {
             const FlashQueries* own = block.template queries<Kind>(queries, tile(), FROM_CHUNK);
             const double from = (double)own->from.high + (double)own->from.low;
