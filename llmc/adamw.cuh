@@ -8,6 +8,7 @@
 #pragma once
 
 #include <numeric>
+#include <type_traits>
 
 #include "base/fastmath.h"
 #include "base/portable.h"
@@ -39,7 +40,8 @@ struct AdamWPiece {
 };
 // All pieces that a rank updates, written once and then kept on the device, so that an update is one launch. Each block
 // of the grid has ADAMW_BLOCK elements of one piece.
-constexpr size_t ADAMW_BLOCK = ON_GPU ? 256 * 4 : 16384;        // four elements per thread of a GPU
+constexpr int ADAMW_PACK = ON_GPU ? 4 : 1;                      // floats that a thread updates at once: 16 bytes
+constexpr size_t ADAMW_BLOCK = ON_GPU ? 256 * 4 * ADAMW_PACK : 16384;       // four packs per thread of a GPU
 struct AdamWTable {
     std::vector<AdamWPiece> pieces;         // in the order of their blocks
     AdamWPiece* on_device = nullptr;
@@ -47,6 +49,8 @@ struct AdamWTable {
 
     // at: the piece of its tensor, and its place in weights; the other places follow from it
     void add(const TensorSpec& spec, const TensorPiece& at, size_t master, size_t grad, size_t moment) {
+        check((at.at | master | grad | moment) % ADAMW_PACK == 0, "a piece of %s does not begin on a pack of %d floats",
+              spec.name.c_str(), ADAMW_PACK);
         pieces.push_back({at.at, master, grad, moment, at.size, at.first, blocks, checksum(spec.name), spec.lo, spec.hi,
                           spec.decay});
         blocks += ceil_div(at.size, ADAMW_BLOCK);
@@ -86,14 +90,14 @@ inline double gradient_norm(double* partial, const float* grads, size_t n, Strea
 }
 
 #if !defined(KERNELS_ELSEWHERE)
-__device__ inline void store_weight(float* p, float w, uint64_t, size_t) { *p = w; }
-// A bf16 is the upper half of a float32. Adding 16 random bits to the lower half carries into the upper one with a
-// probability that is w's place between its two neighbours.
-__device__ inline void store_weight(bf16* p, float w, uint64_t key, size_t i) {
+// What (floatX) rounds to the copy of w. A bf16 is the upper half of a float32. Adding 16 random bits to the lower half
+// carries into the upper one with a probability that is w's place between its two neighbours.
+__device__ inline float draw_copy(float w, uint64_t key, size_t i) {
     const uint32_t bits = (uint32_t)float_to_bits(w);
     const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);
-    const bool rounds = key != 0 && (bits & 0x7f800000) != 0x7f800000;      // infinities and NaN stay what they are
-    *p = (bf16)(rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w);
+    const bool draws = sizeof(floatX) == 2 && key != 0;
+    const bool rounds = draws && (bits & 0x7f800000) != 0x7f800000;         // infinities and NaN stay what they are
+    return rounds ? bits_to_float((int32_t)((bits + random) & 0xffff0000u)) : w;
 }
 
 // correction1, correction2: 1 / (1 - beta1^t), 1 / (1 - beta2^t)
@@ -115,23 +119,42 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
     const uint64_t key = rounding_key(a.seed, a.t, piece.name);
     const size_t begin = (blockIdx.x - piece.block) * ADAMW_BLOCK;
     const size_t end = imin(begin + ADAMW_BLOCK, piece.size);
-    for (size_t i = begin + threadIdx.x; i < end; i += blockDim.x) {
-        // 2 the moving averages of the gradient and of its square
-        const float g = grads[i] * a.grad_scale;
-        const float mi = a.beta1 * m[i] + (1.0f - a.beta1) * g;
-        const float vi = a.beta2 * v[i] + (1.0f - a.beta2) * g * g;
-        m[i] = mi;
-        v[i] = vi;
-        // 3 the step, in float32, with both averages corrected for having started at 0
-        float w = master[i];
-        w -= a.lr * (mi * correction1 / (sqrtf(vi * correction2) + a.eps) + decay * w);
-        // 4 into the tensor's range (an encoding may need a weight of at least 0)
-        w = w < piece.lo ? piece.lo : w;
-        w = w > piece.hi ? piece.hi : w;
-        master[i] = w;
-        // 5 and the copy that the layers compute with
-        store_weight(weights + i, w, key, piece.first + i);
+    const auto update = [&](auto width, size_t i) {                     // elements i .. i + P - 1
+        constexpr int P = decltype(width)::value;
+        const Pack<P> gs = load_pack<P>(grads + i);
+        Pack<P> ms = load_pack<P>(m + i);
+        Pack<P> vs = load_pack<P>(v + i);
+        Pack<P> ws = load_pack<P>(master + i);
+        Pack<P> copies;
+        UNROLL
+        for (int e = 0; e < P; e++) {
+            // 2 the moving averages of the gradient and of its square
+            const float g = gs.x[e] * a.grad_scale;
+            const float mi = a.beta1 * ms.x[e] + (1.0f - a.beta1) * g;
+            const float vi = a.beta2 * vs.x[e] + (1.0f - a.beta2) * g * g;
+            ms.x[e] = mi;
+            vs.x[e] = vi;
+            // 3 the step, in float32, with both averages corrected for having started at 0
+            float w = ws.x[e];
+            w -= a.lr * (mi * correction1 / (sqrtf(vi * correction2) + a.eps) + decay * w);
+            // 4 into the tensor's range (an encoding may need a weight of at least 0)
+            w = w < piece.lo ? piece.lo : w;
+            w = w > piece.hi ? piece.hi : w;
+            ws.x[e] = w;
+            // 5 and the copy that the layers compute with
+            copies.x[e] = draw_copy(w, key, piece.first + i + e);
+        }
+        store_pack<P>(m + i, ms);
+        store_pack<P>(v + i, vs);
+        store_pack<P>(master + i, ws);
+        store_pack<P>(weights + i, copies);
+    };
+    const size_t packed = begin + (end - begin) / ADAMW_PACK * ADAMW_PACK;
+    for (size_t i = begin + threadIdx.x * ADAMW_PACK; i < packed; i += blockDim.x * ADAMW_PACK) {
+        update(std::integral_constant<int, ADAMW_PACK>(), i);
     }
+    ONE_BY_ONE
+    for (size_t i = packed + threadIdx.x; i < end; i += blockDim.x) { update(std::integral_constant<int, 1>(), i); }
 }
 
 LAUNCHER void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v,
@@ -144,7 +167,7 @@ LAUNCHER void adamw_update(floatX* weights, float* master, const float* grads, f
 
 __global__ void round_weights_kernel(floatX* weights, const float* master, size_t n, size_t first, uint64_t key) {
     const GridSpan s = grid_span(n);
-    for (size_t i = s.begin; i < s.end; i += s.step) { store_weight(weights + i, master[i], key, first + i); }
+    for (size_t i = s.begin; i < s.end; i += s.step) { weights[i] = (floatX)draw_copy(master[i], key, first + i); }
 }
 LAUNCHER void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
                             int t, Stream stream) {

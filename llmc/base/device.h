@@ -167,7 +167,8 @@ template <int P, class T> __device__ __forceinline__ Pack<P> store_pack(T* p, Pa
         words.x[e] = (T)pack.x[e];
         pack.x[e] = (float)words.x[e];
     }
-    *(PackWords<P, T>*)p = words;
+    if constexpr (sizeof(words) == 8) { *(uint64_t*)p = bits_as<uint64_t>(words); }      // nvcc would store four times
+    else { *(PackWords<P, T>*)p = words; }
     return pack;
 }
 // Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
