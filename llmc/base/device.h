@@ -16,6 +16,7 @@
 #include <cstring>
 #include <map>
 #include <tuple>
+#include <type_traits>
 
 #include "host.h"
 
@@ -150,26 +151,42 @@ __device__ inline float block_max(float x) {
 
 // P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction, and must start on their
 // size, of PACK elements 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
-template <int P, class T> struct alignas(imin(P * sizeof(T), (size_t)16)) PackWords { T x[P]; };
 template <int P> struct Pack { float x[P]; };
-template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* p) {
-    const PackWords<P, T> words = *(const PackWords<P, T>*)p;
+// The same as they are in memory. A bf16 is the upper half of a float32: two instructions unpack a word of two.
+template <int P, class T> struct alignas(imin(P * sizeof(T), (size_t)16)) PackWords {
+    static constexpr bool PAIRS = sizeof(T) == 2 && P % 2 == 0;
+    std::conditional_t<PAIRS, uint32_t, T> x[PAIRS ? P / 2 : P];
+
+    __device__ __forceinline__ float get(int e) const {
+        if constexpr (PAIRS) { return bits_as<float>(e % 2 == 0 ? x[e / 2] << 16 : x[e / 2] & 0xffff0000u); }
+        else { return (float)x[e]; }
+    }
+    __device__ __forceinline__ void set(int e, T value) {       // element 0 first
+        if constexpr (!PAIRS) { x[e] = value; }
+        else if (e % 2 == 0) { x[e / 2] = bits_as<uint16_t>(value); }
+        else { x[e / 2] |= (uint32_t)bits_as<uint16_t>(value) << 16; }
+    }
+};
+template <int P, class T> __device__ __forceinline__ Pack<P> unpack(PackWords<P, T> words) {
     Pack<P> pack;
     UNROLL
-    for (int e = 0; e < P; e++) { pack.x[e] = (float)words.x[e]; }
+    for (int e = 0; e < P; e++) { pack.x[e] = words.get(e); }
     return pack;
+}
+template <int P, class T> __device__ __forceinline__ PackWords<P, T> load_words(const T* p) {
+    return *(const PackWords<P, T>*)p;
+}
+template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* p) {
+    return unpack(load_words<P>(p));
 }
 // returns what was stored, rounded
 template <int P, class T> __device__ __forceinline__ Pack<P> store_pack(T* p, Pack<P> pack) {
     PackWords<P, T> words;
     UNROLL
-    for (int e = 0; e < P; e++) {
-        words.x[e] = (T)pack.x[e];
-        pack.x[e] = (float)words.x[e];
-    }
-    if constexpr (sizeof(words) == 8) { *(uint64_t*)p = bits_as<uint64_t>(words); }      // nvcc would store four times
+    for (int e = 0; e < P; e++) { words.set(e, (T)pack.x[e]); }
+    if constexpr (sizeof(words) == 8) { *(uint64_t*)p = bits_as<uint64_t>(words); }     // nvcc would store twice
     else { *(PackWords<P, T>*)p = words; }
-    return pack;
+    return unpack(words);
 }
 // Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
 template <class F> void with_pack(size_t n, F f) {

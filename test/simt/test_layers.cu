@@ -120,8 +120,8 @@ KERNEL_TEST("shared memory: up to 48 kB, and more") {
 
 KERNEL_TEST("layernorm") {
     Random random;
-    // rows on 16 bytes and not; more slabs than slab_sum has warps
-    for (size_t C : {1, 48, 300, 520, 2000, 6144}) { test_layernorm(random, C == 48 ? 300 : 3, C); }
+    // rows on 16 bytes and not; of 1 to 4 packs a lane, and longer; more slabs than slab_sum has warps
+    for (size_t C : {1, 48, 300, 400, 520, 1024, 2000, 6144}) { test_layernorm(random, C == 48 ? 300 : 3, C); }
 }
 // by elements and by packs, one row and several slabs of them, columns of one block and of several
 KERNEL_TEST("gelu and its bias gradient") {
