@@ -50,6 +50,11 @@ LIBM_ALLOWED = {
     ("llmc/position/rope.cuh", "sin"): 2,           # of an angle in double
     ("llmc/position/rope.cuh", "cos"): 2,
     ("llmc/position/rope.cuh", "log"): 2,           # once per length, on the host
+    ("llmc/position/carope.cuh", "sin"): 1,         # of an angle in double
+    ("llmc/position/carope.cuh", "cos"): 1,
+    ("llmc/position/carope.cuh", "pow"): 1,         # once, on the host
+    ("llmc/position/carope.cuh", "log1p"): 1,
+    ("llmc/position/carope.cuh", "exp"): 1,
     ("llmc/position/alibi.cuh", "exp2"): 1,         # once per head
     ("llmc/position/alibi.cuh", "log"): 1,          # likewise
     ("llmc/position/fire.cuh", "log1p"): 1,         # once per entry of a table, in double

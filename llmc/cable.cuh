@@ -34,6 +34,37 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
     for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
 }
 
+// f(t, sum) of each token t, begin .. end-1, with the sum of value(k) over begin <= k <= t; returns the sum of all. By
+// all threads of a block
+template <class Value, class F> __device__ inline double running_sums(int begin, int end, Value value, F f) {
+    __shared__ double last;                                 // the sum that leaves a block's width of tokens
+    double before = 0.0;
+    for (int base = begin; base < end; base += blockDim.x) {
+        const int t = base + (int)threadIdx.x;
+        const double sum = before + block_scan(t < end ? value(t) : 0.0);
+        if (t < end) { f(t, sum); }
+        if (threadIdx.x == blockDim.x - 1) { last = sum; }
+        __syncthreads();
+        before = last;
+    }
+    return before;
+}
+// x[t] = sum_{k>=t} x[k], from the last token to the first, by all threads of a block. Pieces are aligned, so that
+// padding changes no grouping
+__device__ inline void suffix_sums(float* x, int T) {
+    double after = 0.0;                                     // sum over the tokens after the current ones
+    const int threads = (int)blockDim.x;
+    __syncthreads();
+    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
+        const int t = base + threads - 1 - (int)threadIdx.x;
+        const double own = t < T ? (double)x[t] : 0.0;
+        const double sum = after + block_scan(own);         // thread 0 has the last token: a scan is a suffix sum
+        if (t < T) { x[t] = (float)sum; }
+        after += block_sum(own);
+    }
+    __syncthreads();
+}
+
 // One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
 __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T,
                                      Start first, int stride, int NH, int C, int OC, CableStep step, bool weighted) {
@@ -47,7 +78,6 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     // u are kept with the keys.
     int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
     double origin = start == 0 ? 0.0 : S_origin[start / CABLE_CHUNK];          // the sum that enters the chunk
-    __shared__ double last;                                 // the sum that leaves a block's width of tokens
     __syncthreads();
     for (; start < t0 + T; start += CABLE_CHUNK) {
         const int end = imin(start + CABLE_CHUNK, t0 + T);
@@ -60,17 +90,9 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
         }
         each(b, start, end, [step](float z) { return cable_b(step, z); });
         each(g, start, end, [weighted](float u) { return weighted ? softplus(u) : 1.0f; });
-        // 2. the running sum of b, a block's width at a time
-        double offset = 0.0;
-        for (int base = start; base < end; base += blockDim.x) {
-            const int t = base + (int)threadIdx.x;
-            const double sum = offset + block_scan(t < end ? (double)b[t] : 0.0);       // b_start + ... + b_t
-            if (t < end) { S_offset[t] = (float)sum; }
-            if (threadIdx.x == blockDim.x - 1) { last = sum; }
-            __syncthreads();
-            offset = last;
-        }
-        origin += offset;
+        // 2. the running sum of b
+        const auto b_of = [b](int t) { return (double)b[t]; };
+        origin += running_sums(start, end, b_of, [&](int t, double sum) { S_offset[t] = (float)sum; });
     }
 }
 
@@ -83,19 +105,9 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     floatX* dz = dqkv + z0;
     dS += bh * T;
     dg += bh * T;
-    // 1. db_t = sum_{k>=t} dS_k, from the last token to the first. Pieces are aligned, so that padding changes no
-    // grouping
+    // 1. db_t = sum_{k>=t} dS_k
     float* db = dS;                                         // each takes the place of its dS
-    double after = 0.0;                                     // sum of dS after the current tokens
-    const int threads = (int)blockDim.x;
-    for (int base = (ceil_div(T, threads) - 1) * threads; base >= 0; base -= threads) {
-        const int t = base + threads - 1 - (int)threadIdx.x;
-        const float dSt = t < T ? dS[t] : 0.0f;
-        const double sum = after + block_scan((double)dSt); // thread 0 has the last token: a scan is a suffix sum
-        if (t < T) { db[t] = (float)sum; }
-        after += block_sum((double)dSt);
-    }
-    __syncthreads();
+    suffix_sums(db, T);
     // 2. dz = db db/dz
     float* u = db;                                          // each takes the place of its db, gathered as above
     for (int t = threadIdx.x; t < T; t += blockDim.x) {

@@ -219,6 +219,23 @@ struct RopeOracle : NoOracle {
 };
 inline const bool rope_oracle = register_oracle<RopeOracle>("rope");
 
+// Veisi et al.: the pair (2i, 2i+1) of q and k turned by oracle_carope_angle. Columns: z (NH)
+struct CaropeOracle : NoOracle {
+    static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int h, int t,
+                                      bool back) {
+        std::vector<double> y = x;
+        for (int i = 0; i < o.HS / 2; i++) {
+            const double angle = oracle_carope_angle(o, h, i, t), c = std::cos(angle);
+            const double s = back ? -std::sin(angle) : std::sin(angle);
+            const double a = x[(size_t)(2 * i)], b = x[(size_t)(2 * i + 1)];
+            y[(size_t)(2 * i)] = a * c - b * s;
+            y[(size_t)(2 * i + 1)] = a * s + b * c;
+        }
+        return y;
+    }
+};
+inline const bool carope_oracle = register_oracle<CaropeOracle>("carope");
+
 // Nakanishi: softmax of z with the base n instead of e, and an exponent s for each head: n^(s z) / sum
 struct SSMaxOracle : NoOracle {
     static double query_factor(const OracleLayer<double>& o, int h, int keys) {

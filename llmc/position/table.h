@@ -11,6 +11,7 @@
 #include "added.cuh"
 #include "alibi.cuh"
 #include "../cable.cuh"
+#include "carope.cuh"
 #include "cope.cuh"
 #include "fire.cuh"
 #include "grape.cuh"
@@ -43,6 +44,7 @@
     X(grape_k,      GrapeK,       "-w_j |i-j|, w a slope that the key chooses") \
     X(grape_qk,     GrapeQK,      "-(g_i + w_j) |i-j|") \
     X(rope,         Rope,         "q and k, or a share p, turned by t theta^(-2i/HS), or clock=cable: by cable's S_t") \
+    X(carope,       Carope,       "rope by sums of f_t^i, f_t a base frequency that each token and head chooses") \
     X(t5,           T5,           "a learned bias for each of `buckets` logarithmic classes of i-j up to `distance`") \
     X(t5_clip,      T5Clip,       "a learned bias for each i-j up to K, the last beyond (scale=C, layers=own)") \
     X(kerple,       Kerple,       "-r1 log(1 + r2 |i-j|)") \

@@ -168,14 +168,15 @@ struct PositionTables : PositionShape {
         }
     }
     // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and
-    // FILE.bias; weights start as those of q, k and v do, biases at 0 unless `bias_init` says otherwise
-    void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt) {
+    // FILE.bias; weights start as those of q, k and v do, and biases at 0, unless these rules say otherwise
+    void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt,
+                 std::optional<InitRule> weight_init = std::nullopt) {
         for (int l : parts.back().layers) {
             int& columns = columns_of[(size_t)l];
             check(columns == parts.back().columns, "--pos %s: %s and another encoding both have columns of the qkv "
                   "matmul, and a layer has room for one that does", run->name.c_str(), config->name.c_str());
             const size_t row0 = (size_t)(3 * C() + columns);
-            files.push_back({layer_name(l, file + ".weight"), "qkvw", l, row0, (size_t)count, false});
+            files.push_back({layer_name(l, file + ".weight"), "qkvw", l, row0, (size_t)count, false, weight_init});
             files.push_back({layer_name(l, file + ".bias"), "qkvb", l, row0, (size_t)count, false, bias_init});
             columns += count;
             extra_columns = std::max(extra_columns, columns);
@@ -226,7 +227,7 @@ struct PositionBinder : PositionShape {
         p.value = pointer<float>(*v.params, v.master, next_param);
         p.grad = pointer<float>(*v.params, v.grads, next_param++);
     }
-    void columns(const char*, int, std::optional<InitRule> = std::nullopt) {}
+    void columns(const char*, int, std::optional<InitRule> = std::nullopt, std::optional<InitRule> = std::nullopt) {}
     template <class E> void cached(E*& p, const char*, Per, size_t, size_t) {
         p = pointer<E>(*v.acts, v.act_data, next_act++);
     }

@@ -185,6 +185,11 @@ double clock_error(const Fixture& f) {
         const std::vector<float> plain = oracle_cable_S<'r'>(rounded(o), bh % f.NH);
         for (size_t t = 0; t < want.size(); t++) { S.see(plain[t], want[t]); }
     }
+    for (int e = 0; e < f.B * f.NH * f.HS / 2 * f.T && f.config.name == "carope"; e++) {
+        const int bh = e / f.T / (f.HS / 2), i = e / f.T % (f.HS / 2);
+        const OracleLayer<double> o = f.oracle(bh / f.NH);
+        S.see(oracle_carope_angle(rounded(o), bh % f.NH, i, e % f.T), oracle_carope_angle(o, bh % f.NH, i, e % f.T));
+    }
     return 2 * MULTIPLE * S.error;
 }
 
@@ -387,7 +392,7 @@ TEST_CASE("every encoding agrees with its oracle", "[positions][encodings]") {
     const std::string name = names[kind];
     if (!causal && directions(name).size() == 1) { return; }
     for (const Sizes& s : {Sizes{1, 1, 8}, Sizes{2, 3, 2}, Sizes{37, 1, 37}, Sizes{37, 3, 8}, Sizes{130, 3, 2}}) {
-        if (name.substr(0, 4) == "rope" && s.HS % 2 != 0) { continue; }
+        if ((name == "carope" || name.substr(0, 4) == "rope") && s.HS % 2 != 0) { continue; }
         Fixture f(configured(name, s.T), 2, s.T, s.NH, s.HS, causal, 10 + (uint64_t)kind);
         INFO(name << (causal ? " causal" : " bidirectional") << " T " << s.T << " NH " << s.NH << " HS " << s.HS);
         check_forward(f);
@@ -637,6 +642,44 @@ TEST_CASE("q.k of rope depends on i - j alone", "[positions]") {
     CHECK(varies);
 }
 
+// A float32 sum of frequencies would be off by more at this length.
+TEST_CASE("carope starts as rope, even at 131,072 tokens", "[positions]") {
+    const int T = 131072, HS = 8;
+    std::vector<std::vector<float>> turned;
+    for (const char* pos : {"rope", "carope"}) {
+        Fixture f(parse_position(pos, 1024), 1, T, 1, HS, true, 70);
+        const std::vector<float> first(&f.qkv_host[0], &f.qkv_host[0] + 2 * HS);            // every token's q and k
+        float z = 0;
+        for (const FileTensor& file : f.tables.files) {
+            const bool weight = file.tensor == "qkvw";
+            REQUIRE((file.init.has_value() && file.init->kind == Init::Constant));
+            CHECK((!weight || file.init->a == 0.0f));       // so that z is the bias for every token
+            z = weight ? z : file.init->a;
+        }
+        for (int t = 0; t < T; t++) {
+            std::copy(first.begin(), first.end(), &f.qkv_host[(size_t)t * f.OC]);
+            if (f.OC > 3 * HS) { f.qkv_host[(size_t)t * f.OC + 3 * HS] = z; }
+        }
+        f.qkv->set(f.qkv_host);
+        f.prepare(T, 0);
+        const std::vector<float> x = f.qkv->host();
+        turned.emplace_back();
+        for (int i = 0; i < T; i += 31) {                   // q.k by pair, of each query with a key some way before it
+            for (int j : {i, i - 1, i - 100, i / 3, 0}) {
+                for (int c = 0; c < HS && j >= 0; c += 2) {
+                    const float *q = &x[(size_t)i * f.OC + c], *k = &x[(size_t)j * f.OC + HS + c];
+                    turned.back().push_back(q[0] * k[0] + q[1] * k[1]);
+                }
+            }
+        }
+    }
+    Worst worst;
+    for (size_t e = 0; e < turned[0].size(); e++) { worst.see(turned[1][e], turned[0][e]); }
+    INFO(worst.text());
+    if (getenv("POSITION_ERRORS") != nullptr) { printf("carope at its start: %.2e\n", worst.error); }
+    CHECK(worst.error <= 1e-3);
+}
+
 TEST_CASE("rope's scalings", "[positions]") {
     for (RopeScaling scaling : {RopeScaling::PI, RopeScaling::NTK, RopeScaling::YaRN, RopeScaling::LongRoPE}) {
         for (const auto& [clock, s] : {std::pair<const char*, double>{"token", 0.0}, {"token", 4.0}, {"cable", 4.0}}) {
@@ -692,7 +735,9 @@ TEST_CASE("ssmax starts where s log n is 1 on average over the trained length", 
 TEST_CASE("what encodings refuse", "[positions]") {
     PositionShape d = {1, 2, 5, 1, 4};
     const auto tables = [&](const char* pos) { position_tables(parse_position(pos, 4), d); };
-    CHECK(throws_with([&] { tables("rope"); }, "head size must be even") == EXIT_BAD_INPUT);
+    for (const char* pos : {"rope", "carope"}) {
+        CHECK(throws_with([&] { tables(pos); }, "head size must be even") == EXIT_BAD_INPUT);
+    }
     d.HS = 4;
     CHECK(throws_with([&] { tables("rope:p=1.5"); }, "at most 1") == EXIT_BAD_INPUT);
     PositionConfig yarn = parse_position("rope:p=0.4", 4);
@@ -763,6 +808,7 @@ TEST_CASE("several encodings in one model", "[positions]") {
     CHECK(parse_position("rope,rope:theta=5", 8).parts.size() == 2);
     CHECK(refused("alibi+cable", "alibi and cable both add a bias"));
     CHECK(refused("rope+rope:theta=5", "rope and rope both turn q and k"));
+    CHECK(refused("carope+rope", "carope and rope both turn q and k"));
     CHECK(refused("alibi+cope", "alibi and cope both add a bias"));
     CHECK(refused("rope+cope", "rope and cope do not go together"));
     CHECK(refused("cope+rope", "cope and rope do not go together"));
@@ -776,12 +822,13 @@ TEST_CASE("several encodings in one model", "[positions]") {
     CHECK(refused("rope+,none", "expected one of the encodings"));
     CHECK(position_max_length(parse_position("learned+cable,learned", 8)) == 8);
     const PositionShape d = {4, 2, 4};
-    for (const char* pos : {"rope:clock=cable+cable", "cable,cable+rope:clock=cable"}) {
+    for (const char* pos : {"rope:clock=cable+cable", "cable,cable+rope:clock=cable", "cable+carope"}) {
         CHECK(throws_with([&] { position_tables(parse_position(pos, 8), d); }, "have columns of the qkv matmul")
               == EXIT_BAD_INPUT);
     }
-    CHECK(throws_with([&] { position_tables(parse_position("rope:clock=cable+ssmax", 8), d); }, "expected no ssmax")
-          == EXIT_BAD_INPUT);
+    for (const char* pos : {"rope:clock=cable+ssmax", "carope+ssmax"}) {
+        CHECK(throws_with([&] { position_tables(parse_position(pos, 8), d); }, "expected no ssmax") == EXIT_BAD_INPUT);
+    }
     CHECK_NOTHROW(position_tables(parse_position("rope:clock=cable,cable,alibi+rope:clock=cable", 8), d));
     // each layer has its own columns, and each part the layers that it is in
     PositionTables t = position_tables(parse_position("none,cable,cable_nw,none", 8), d);
