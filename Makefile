@@ -147,6 +147,21 @@ $(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
 $(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(PARTS_cuda) $(B)/commit.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
 
+# Attention for PyTorch (docs/torch.md): the kernels of both trainers as a library, whose names stay its own
+torch: $(B)/libcable.so $(if $(NVCC),$(B)/libcablecu.so $(B)/libcablecu_fp32.so)  ## attention as a library for PyTorch
+LIBRARY_FLAGS := -DLIBRARY_BUILD -fPIC -fvisibility=hidden
+LIBRARY_PARTS := $(patsubst %,$(B)/pic/%.o,encodings causal bidirectional)
+$(LIBRARY_PARTS): $(B)/cpu.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) $(KERNEL_SOURCE)
+$(B)/pic/library.o: dev/torch/library.cu $(B)/cpu.flags
+	@dev/install.sh --check build
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) -DKERNELS_ELSEWHERE -MF $(@:.o=.d) -x c++ -c $< -o $@
+$(B)/libcable.so: $(LIBRARY_PARTS) $(B)/pic/library.o
+	$(CXX) -shared $^ -o $@ $(CPU_LIBS)
+$(B)/libcablecu.so $(B)/libcablecu_fp32.so: dev/torch/library.cu $(B)/cuda.flags
+	$(NVCC) $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(findstring fp32,$@),-DPRECISION_FP32) -shared -cudart shared \
+	    $(patsubst %,-Xcompiler %,$(LIBRARY_FLAGS)) -MMD -MP -MT $@ -MF $@.d $< -o $@
+
 # For editors: how each source is compiled
 $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ dev/cuda/)
 	@dev/configure.sh --commands $@ '$(CURDIR)' '$(CPU_FLAGS) -I.' '$(SIMT_FLAGS)'
@@ -247,6 +262,6 @@ mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI f
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
 	@sed -n '1s/.*targets. /\n/p; 2,12s/^# \{0,1\}//p' Makefile
-.PHONY: all $(PLAIN) mpi-found demo-tasks mutations
+.PHONY: all torch $(PLAIN) mpi-found demo-tasks mutations
 .SECONDARY .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

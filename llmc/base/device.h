@@ -293,12 +293,13 @@ inline void (*after_launch)(const char* text, Stream stream) = nullptr;
 class ProfiledLaunch {
 public:
     ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : text(text), stream(stream) {
-        if (profile.depth++ > 0 || !profile.on) { return; }
+        if (!watched || profile.depth++ > 0 || !profile.on) { return; }
         at = (int)profile.entries.size();
         profile.entries.push_back({std::string(text, strcspn(text, "<, ")), M, N, K, {}});
         profile.entries.back().clock.start(stream);
     }
     ~ProfiledLaunch() {
+        if (!watched) { return; }
         profile.depth--;
         if (at >= 0) { profile.entries[(size_t)at].clock.stop(stream); }
         if (after_launch != nullptr && profile.depth == 0) { after_launch(text, stream); }
@@ -307,6 +308,7 @@ public:
     ProfiledLaunch& operator=(const ProfiledLaunch&) = delete;
 
 private:
+    const bool watched = profile.on || after_launch != nullptr;     // else several threads may launch at the same time
     const char* text;
     Stream stream;
     int at = -1;                            // its entry; -1: none

@@ -2,6 +2,7 @@
 // by device.h.
 #pragma once
 
+#include <atomic>
 #include <mutex>
 #include <system_error>
 #include <thread>
@@ -130,13 +131,14 @@ inline GridSpan grid_span(size_t n) {
 struct SharedBuffer {
     char* data = nullptr;
     size_t capacity = 0;
-    void reserve(size_t bytes) {
-        if (bytes <= capacity) { return; }
+    // false if there is no memory: an exception could not leave a parallel region
+    bool reserve(size_t bytes) {
+        if (bytes <= capacity) { return true; }
         free(data);
         data = (char*)aligned_alloc(256, round_up(bytes, (size_t)256));
         capacity = data == nullptr ? 0 : bytes;
         if (blockDim.x == 1) { pthread_setspecific(key(), data); }
-        if (data == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", bytes); }
+        return data != nullptr;
     }
     // Frees the buffer when its thread ends. Not a destructor, because the C library ends the program if it has no
     // memory to register one.
@@ -289,7 +291,7 @@ inline std::string device_description() {
 // one block after another, each with real threads, so that ThreadSanitizer sees a missing __syncthreads()
 template <class... P, class... A>
 void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
-    shared_buffer.reserve(grid.shared_bytes);
+    check(shared_buffer.reserve(grid.shared_bytes), "cannot allocate %zu bytes", grid.shared_bytes);
     pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
     std::vector<std::thread> threads;
     for (unsigned t = 0; t < RACE_THREADS; t++) {
@@ -314,17 +316,22 @@ void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args
     const int blocks = (int)grid.blocks;
     [[maybe_unused]] const int chunk = imax(1, blocks / (max_threads() * 4));   // blocks that a thread takes at a time
     const auto block = [=] { kernel(static_cast<P>(args)...); };
+    std::atomic<bool> lacks_memory = false;
     OMP(parallel if (blocks > 1))
     {
-        flush_denormals();              // any library may have made this thread
+        const FlushDenormals flush;     // any library may have made this thread
         OMP(for schedule(dynamic, chunk))
         for (int b = 0; b < blocks; b++) {
-            shared_buffer.reserve(grid.shared_bytes);
+            if (!shared_buffer.reserve(grid.shared_bytes)) {
+                lacks_memory = true;
+                continue;
+            }
             gridDim.x = (unsigned)blocks;
             blockIdx.x = (unsigned)b;
             block();
         }
     }
+    if (lacks_memory) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", grid.shared_bytes); }
 }
 #endif
 

@@ -42,22 +42,34 @@ static_assert(sizeof(HostBf16) == 2 && std::is_trivial<HostBf16>::value, "bf16 i
 // and by launch() (device.h) in each thread that runs blocks, because any library may have made it.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
-inline void flush_denormals() {
-    const unsigned both = 1u << 15 | 1u << 6;           // MXCSR: flush to zero, denormals are zero
-    const unsigned now = _mm_getcsr();
-    if ((now & both) != both) { _mm_setcsr(now | both); }
-}
+constexpr uint64_t FLUSHES = 1u << 15 | 1u << 6;        // MXCSR: flush to zero, denormals are zero
+inline uint64_t float_modes() { return _mm_getcsr(); }
+inline void set_float_modes(uint64_t modes) { _mm_setcsr((unsigned)modes); }
 #elif defined(__aarch64__)
-inline void flush_denormals() {
-    const uint64_t both = (uint64_t)1 << 24;            // FPCR.FZ: results and operands
+constexpr uint64_t FLUSHES = (uint64_t)1 << 24;         // FPCR.FZ: results and operands
+inline uint64_t float_modes() {
     uint64_t now;
     asm volatile("mrs %0, fpcr" : "=r"(now));
-    if ((now & both) != both) { asm volatile("msr fpcr, %0" :: "r"(now | both)); }
+    return now;
 }
+inline void set_float_modes(uint64_t modes) { asm volatile("msr fpcr, %0" :: "r"(modes)); }
 #else
-inline void flush_denormals() {}                        // this processor has no such bits
+constexpr uint64_t FLUSHES = 0;                         // this processor has no such bits
+inline uint64_t float_modes() { return 0; }
+inline void set_float_modes(uint64_t) {}
 #endif
+inline void flush_denormals() {
+    if ((float_modes() & FLUSHES) != FLUSHES) { set_float_modes(float_modes() | FLUSHES); }
+}
+// Until the end of a block; then the thread, which may be another library's, has its own bits again.
+struct FlushDenormals {
+    const uint64_t before = float_modes();
+    FlushDenormals() { flush_denormals(); }
+    ~FlushDenormals() { set_float_modes(before); }
+};
+#if !defined(LIBRARY_BUILD)                             // the program that loads a library sets its own
 static const bool denormals_are_zero = (flush_denormals(), true);
+#endif
 
 // ----------------------------------------------------------------------------------------------------------
 // limits: /proc/meminfo and the number of cores are the whole machine's, and the control groups of a process, such as a
