@@ -201,9 +201,12 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     float *S_offset = nullptr, *g = nullptr;                                    // (B,NH,T)
     float *dS = nullptr, *dg = nullptr;                                         // (B,NH,T)
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
+    static constexpr bool has_relu = Step == CableStep::Relu;
 
+    // bias: what c_c starts from, for a ReLU that is open at first
+    static Hyperparameters defaults(int) { return has_relu ? Hyperparameters{{"bias"}} : Hyperparameters(); }
     template <class Tensors> void declare(Tensors& t) {
-        t.columns("cable.c", t.NH);                                        // w_c, c_c
+        t.columns("cable.c", t.NH, constant(has_relu ? (float)t.config->value("bias") : 0.0f));         // w_c, c_c
         if (Weighted) { t.columns("cable.s", t.NH); }                      // w_s, c_s
         declare_sums(t);
     }
@@ -298,7 +301,7 @@ struct KCableBias : CableBias {
 };
 struct KCable : Cable<KCableBias, true, CableStep::Relu> {
     using Cable::Cable;
-    static Hyperparameters defaults(int) { return {{"weight", 0, 1.0, "outside|inside"}}; }
+    static Hyperparameters defaults(int) { return {{"weight", 0, 1.0, "outside|inside"}, {"bias"}}; }
     KCableBias bias() const {
         KCableBias bias = Cable::bias();
         bias.inside = v.config->value("weight") == 1;

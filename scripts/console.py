@@ -247,7 +247,8 @@ KINDS = {"config": {}, "train": {"step": COUNT, "loss": AMOUNT}, "val": {"step":
          "retrieval": {"T": POSITIVE, "ndcg@10": SHARE}, "task": {**MODEL, "file": TEXT, "length": POSITIVE, **SCORE}}
 OPTIONAL = {"step": COUNT, "T_train": POSITIVE, "windows": POSITIVE, "rope_theta": ABOVE_0, "rope_scaling": OBJECT,
             "window": ("a number or a list of them", lambda v: COUNT[1](v) or NUMBERS[1](v)), "sinks": COUNT,
-            "document_mask": ("true", lambda v: v is True), "time": TIME,
+            "document_mask": ("true", lambda v: v is True), "time": TIME, "dead_heads": SHARE,
+            "dead": ("true or false", lambda v: isinstance(v, bool)),
             **dict.fromkeys(("loss", "lr", "norm", "ms", "tok_per_s", "mem", "mfu"), AMOUNT)}
 
 

@@ -237,16 +237,21 @@ function paintTracks(n) {
 const STATISTICS = [["entropy", s => digits(s.entropy) + " nats"],
   ["mean distance", s => digits(s.distance) + " tokens"], ["90 % of the weight within", s => s.window90 + " tokens"],
   ["live tiles", s => percent(s.live_tiles)], ["on the first token", s => percent(s.sink_weight[1])],
-  ["weight g", s => s.g && `${digits(s.g[0])} to ${digits(s.g[2])}`]];
+  ["weight g", s => s.g && `${digits(s.g[0])} to ${digits(s.g[2])}`],
+  ["heads of the layer are dead", (s, heads) => {
+    const layer = heads.map(h => h.statistics).filter(h => h.layer === s.layer);
+    return s.dead === undefined ? undefined : `${layer.filter(h => h.dead).length} of ${layer.length}`;
+  }]];
 
 function paintHead(n) {
   const model = DATA.models[n], { statistics } = headOf(n);
   model.maps.forEach((map, m) => map.setAttribute("aria-pressed", m === state.heads[n]));
   model.list.textContent = "";
   for (const [name, value] of STATISTICS) {
-    if (value(statistics) === undefined) continue;
+    const shown = value(statistics, model.heads);
+    if (shown === undefined) continue;
     const cell = make("div", model.list);
-    make("dd", cell, { textContent: value(statistics) });
+    make("dd", cell, { textContent: shown });
     make("dt", cell, { textContent: name });
   }
 }

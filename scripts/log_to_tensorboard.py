@@ -21,8 +21,8 @@ import console
 from console import BadInput
 from plot import number, read_log, stretch_of
 
-MEASURED = re.compile(r"loss|ppl|lr|norm|accuracy|acc_norm|exact_share|entropy|distance|window90|live_tiles|mrr|"
-                      r"(ndcg|recall)@\d+|groups|ms|tok_per_s|mfu|mem")
+MEASURED = re.compile(r"loss|ppl|lr|norm|accuracy|acc_norm|exact_share|entropy|distance|window90|live_tiles|"
+                      r"dead_heads|mrr|(ndcg|recall)@\d+|groups|ms|tok_per_s|mfu|mem")
 PLACES = ("stride", "layer", "head", "file")          # where a number was measured, beside T
 
 

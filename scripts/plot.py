@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """plot.py -- figures from a run's log.jsonl. Needs matplotlib and nothing else.
 
-    python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate
+    python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate,
+                                                                           and the share of dead heads, if any
     python3 scripts/plot.py lengths RUN_DIR [RUN_DIR ...] -o lengths.png   perplexity against evaluation length
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
     python3 scripts/plot.py passages RUN_DIR [RUN_DIR ...] -o passages.png right answers by length and depth (--tasks)
@@ -249,10 +250,14 @@ def running_median(points, width):
 
 def plot_train(runs):
     logs = [read_log(run) for run in runs]
-    fig, (ax, ax_lr) = figure(8, 5.5, nrows=2, sharex=True, gridspec_kw={"height_ratios": [3.4, 1]})
+    dead = [[(step, 100 * share) for step, share in series(log, "val", "dead_heads")] for log in logs]
+    none = not any(share for points in dead for _, share in points)
+    heights = [3.4, 1] if none else [3.4, 1, 1]
+    fig, (ax, ax_lr, *more) = figure(8, 1.25 * sum(heights), nrows=len(heights), sharex=True,
+                                     gridspec_kw={"height_ratios": heights})
     keys = [(run, encoding_of(run, log)) for run, log in zip(runs, logs)]
     styles = styles_of(keys)
-    for key, run, log in zip(keys, runs, logs):
+    for key, run, log, of_run in zip(keys, runs, logs, dead):
         train, val, lr = series(log, "train", "loss"), series(log, "val", "loss"), series(log, "train", "lr")
         if not train and not val:
             raise BadInput(f"{run}: no record of kind \"train\" or \"val\" in its log; has the run made a step?")
@@ -269,10 +274,13 @@ def plot_train(runs):
                     linewidth=1.2, label=f"{name}, validation", markevery=max(1, len(val) // 40))
         if lr:
             ax_lr.plot(*zip(*lr), color=colour)
+        for ax_dead in more if of_run else ():
+            ax_dead.plot(*zip(*of_run), color=colour, marker="o", markersize=4)
+            ax_dead.set_ylabel("dead heads (%)")
     ax.set_ylabel("loss (nats per token)")
     ax.legend(fontsize=9)
     ax_lr.set_ylabel("learning rate")
-    ax_lr.set_xlabel("step")
+    (more or [ax_lr])[-1].set_xlabel("step")
     ax_lr.ticklabel_format(axis="y", style="sci", scilimits=(-2, 2))
     ax_lr.set_ylim(bottom=0)
     return fig

@@ -439,7 +439,7 @@ def markdown_positions(table):
 # ----------------------------------------------------------------------------------------------------------
 # BERT's curves: the loss of masked tokens, the contrastive loss
 
-Curve = collections.namedtuple("Curve", "run train val")        # train, val: [(step, loss)]
+Curve = collections.namedtuple("Curve", "run train val dead")   # [(step, loss)] twice, [(step, share of dead heads)]
 
 
 def curves_of(runs):
@@ -447,9 +447,10 @@ def curves_of(runs):
     found = {}
     for run, logs in runs.items():
         log = logs[0][1] if run.model.startswith("bert") else []
-        train, val = plot.series(log, "train", "loss"), plot.series(log, "val", "loss")
+        train, val, dead = (plot.series(log, kind, key) for kind, key in (("train", "loss"), ("val", "loss"),
+                                                                          ("val", "dead_heads")))
         if train:
-            found.setdefault((run.model, run.trained_on, run.tokens), []).append(Curve(run, train, val))
+            found.setdefault((run.model, run.trained_on, run.tokens), []).append(Curve(run, train, val, dead))
     rank = {pos: n for n, pos in enumerate(plot.STYLES)}
     order = lambda c: (rank.get(c.run.pos.partition(":")[0], len(rank)), c.run.seed)
     return {key: sorted(curves, key=order) for key, curves in found.items()}
@@ -463,12 +464,14 @@ def markdown_curves(key, curves):
     lines = titled(f"{key[0]}, {loss_name(curves)} on {key[1]}", CURVES.get(key[:2]))
     lines += [f"Trained for {curves[0].run.what}. The training loss is the mean over the last tenth of the steps.", ""]
     groups, rows = {}, []
+    head = ["encoding", "seeds", "training", "validation", *["dead heads (%)"] * any(c.dead for c in curves)]
     for c in curves:
         groups.setdefault(c.run.pos, []).append(c)
     for pos, group in groups.items():
         last = [statistics.fmean(v for _, v in c.train[-max(1, len(c.train) // 10):]) for c in group]
-        rows.append([pos, str(len(group)), cell(last), cell([c.val[-1][1] for c in group if c.val])])
-    return lines + console.table(["encoding", "seeds", "training", "validation"], rows) + [""]
+        dead = [cell([100 * c.dead[-1][1] for c in group if c.dead])] * len(head[4:])
+        rows.append([pos, str(len(group)), cell(last), cell([c.val[-1][1] for c in group if c.val]), *dead])
+    return lines + console.table(head, rows) + [""]
 
 
 def draw_curves(curves):

@@ -39,7 +39,7 @@ struct Progress {
     double start = wall_seconds(), last = start;
     bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
     explicit Progress(const std::string& label) : label(label) {}
-    void update(uint64_t done, uint64_t total) {
+    void update(uint64_t done, uint64_t total, const std::string& more = "") {
         const double now = wall_seconds();
         if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
         last = now;
@@ -48,9 +48,10 @@ struct Progress {
         const char *before = terminal ? "\r" : "";
         const char *after = terminal ? "   " : "\n";
         const double percent = 100.0 * (double)done / (double)total;
-        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s", before, label.c_str(), percent, format_duration(eta).c_str(), after);
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s%s", before, label.c_str(), percent, format_duration(eta).c_str(),
+                more.c_str(), after);
     }
-    ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 30, ""); } }
+    ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 70, ""); } }
 };
 
 // The rows of one forward: n from `first` on, padded to T, the length of the longest
@@ -158,7 +159,10 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         const auto end = targets.begin() + (long)(b.n * T);
         if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
             window_losses(model, acts, tokens.data(), targets.data(), lengths.data(), (int)b.n, T, losses.data(),
-                          hits.data(), [&](int t) { progress.update(b.first * T + (uint64_t)t, e.windows * T); });
+                          hits.data(), [&](int t, int reach) {
+                const std::string far = reach > 0 ? strprintf(", looking back up to %d tokens", reach) : "";
+                progress.update(b.first * T + (uint64_t)t, e.windows * T, far);
+            });
         }
         for (size_t n = 0; n < b.n * T; n++) {
             float* result = results + n / T * 2 * T + n % T;
@@ -242,6 +246,10 @@ void report_heads(const std::vector<HeadStatistics>& heads, int NH, const Positi
                100 * s.of_sinks(4), s.entropy / (double)s.queries, s.distance(), s.window90(), 100 * s.live_tiles(),
                g.c_str(), S.c_str());
         log.record(with_stretch(head_json(s, l, h, position, T, stride), position, T));
+    }
+    for (auto layer = heads.begin(); layer != heads.end(); layer += NH) {
+        const long dead = std::count_if(layer, layer + NH, [](const HeadStatistics& s) { return s.dead(); });
+        if (layer->has_relu) { printf("layer %ld: %ld of %d heads dead\n", (layer - heads.begin()) / NH, dead, NH); }
     }
     fflush(stdout);
 }

@@ -143,6 +143,7 @@ struct HeadStatistics {
     double entropy = 0, live = 0;               // sums over queries, over tiles
     std::vector<double> sinks, by_distance;     // (HEAD_SINKS), (T): sums over queries
     ValueRange b, g, S;                         // CABLE's: b and g of all tokens, S of each window's last token
+    bool has_relu = false;                      // of its encoding, see Encoding
 
     explicit HeadStatistics(int T) : sinks(HEAD_SINKS), by_distance((size_t)T) {}
     double of_sinks(int n) const { return std::accumulate(sinks.begin(), sinks.begin() + n, 0.0) / (double)queries; }
@@ -165,6 +166,7 @@ struct HeadStatistics {
         return (int)W;
     }
     double live_tiles() const { return live / (double)tiles; }
+    bool dead() const { return has_relu && S.most == 0; }                       // S has never moved
 };
 
 // The statistics of all heads of a model at one length, on a CPU only: run/plan.h refuses --heads elsewhere.
@@ -188,6 +190,7 @@ template <bool Causal> struct HeadWatch {
             const double* of_head = sums.data() + (size_t)bh * (DISTANCE_SUMS + (size_t)T);
             HeadStatistics& head = heads[(size_t)(l * NH + bh % NH)];
             const uint64_t n = (uint64_t)lengths[bh / NH], tiles = ceil_div(n, (uint64_t)LIVE_TILE);
+            head.has_relu = encoding_traits(*layer.config).has_relu;
             head.queries += n;
             head.tiles += Causal ? tiles * (tiles + 1) / 2 : tiles * tiles;
             head.entropy += of_head[ENTROPY_SUM];
@@ -226,11 +229,8 @@ inline Json head_json(const HeadStatistics& head, int layer, int h, const Positi
               {"layer", layer}, {"head", h}, {"queries", head.queries}, {"sink_weight", sinks},
               {"entropy", head.entropy / (double)head.queries}, {"distance", head.distance()},
               {"window90", head.window90()}, {"live_tiles", head.live_tiles()}, {"by_distance", by_distance}};
-    if (head.g.count > 0) {
-        j["b"] = head.b.json();
-        j["g"] = head.g.json();
-        j["S"] = head.S.json();
-    }
+    if (head.g.count > 0) { j.update({{"b", head.b.json()}, {"g", head.g.json()}, {"S", head.S.json()}}); }
+    if (head.has_relu) { j["dead"] = head.dead(); }
     return j;
 }
 

@@ -90,8 +90,8 @@ template <class Acts> void check_kept(Acts& acts, int keep) {
         format_bytes((double)left).c_str());
 }
 
-// As forward_losses() for one window of T tokens, in pieces if acts is of pieces. said(t) is called when t tokens are
-// done.
+// As forward_losses() for one window of T tokens, in pieces if acts is of pieces. said(t, reach) is called when t
+// tokens are done; reach: how many tokens their queries have looked back at most, 0 if no tile is skipped.
 template <class Model, class Acts, class Said>
 void window_losses(Model& model, Acts& acts, const int* tokens, const int* targets, const int* lengths, int B, int T,
                    float* losses, float* hits, Said said) {
@@ -100,13 +100,15 @@ void window_losses(Model& model, Acts& acts, const int* tokens, const int* targe
     }
     const bool loses = forgets(model, acts);
     int keep = LEAST_KEPT, t0 = 0;
+    int farthest = 0;
     while (t0 < T) {
         const int left = T - t0, n = imin(left, acts.piece) - (left == acts.piece + 1 ? KEPT_UNIT : 0);
         forward_losses(model, acts, tokens + t0, targets + t0, nullptr, 1, n, losses + t0, hits + t0, t0);
         t0 += n;
-        said(t0);
+        const int reach = loses ? longest_reach(model, acts, t0 - n, n) : 0;
+        farthest = reach == INT_MAX ? farthest : imax(farthest, reach);
+        said(t0, farthest);
         if (!loses) { continue; }
-        const int reach = longest_reach(model, acts, t0 - n, n);
         if (reach == INT_MAX) {                                 // once more, from the beginning
             keep *= 2;
             check_kept(acts, keep);

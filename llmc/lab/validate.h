@@ -1,4 +1,5 @@
-// lab/validate.h -- the token files of a run, and the validation between two updates of a training.
+// lab/validate.h -- the token files of a run, and the validation between two updates of a training, which also counts
+// the heads of CABLE's that are dead.
 #pragma once
 
 #include "../engine/run/run.h"
@@ -40,15 +41,76 @@ struct TokenData {
     const TokenFiles* any() const { return train ? train.get() : val.get(); }
 };
 
+// Of each head of a layer: whether its S (cable.cuh) has moved, or the ReLU was closed for every token so far
+enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
+
+// One block per head, for B windows, the last one of `last` tokens, the others of `stride`
+static __global__ void find_moved_kernel(int* states, const float* S_offset, const double* S_origin, int B, int stride,
+                                         int last) {
+    float most = 0.0f;                                      // S at the end of a window
+    for (int b = threadIdx.x; b < B; b += blockDim.x) {
+        const int t = (b == B - 1 ? last : stride) - 1;
+        const size_t bh = (size_t)b * gridDim.x + blockIdx.x;
+        const double origin = S_origin[bh * ceil_div(stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+        most = fmaxf(most, (float)(origin + S_offset[bh * stride + t]));
+    }
+    most = block_max(most);
+    int& state = states[blockIdx.x];
+    if (threadIdx.x == 0 && state < HAS_MOVED) { state = most > 0.0f ? HAS_MOVED : IS_DEAD; }
+}
+
+// Watches the evaluations with some activations for dead heads.
+template <class Acts> struct DeadHeads {
+    Acts& acts;
+    Stream stream;
+    size_t count;                                           // layers times heads
+    int* states;                                            // (L,NH), on the device
+
+    template <class Model>
+    DeadHeads(Model& model, Acts& acts)
+        : acts(acts), stream(model.stream), count((size_t)model.config.L * model.config.NH),
+          states((int*)device_malloc(sizeof(int) * count)) {
+        device_zero(states, sizeof(int) * count, stream);
+        acts.watch = [this](int l, const PositionView& layer, const floatX*, const float*, int B) {
+            if (!encoding_traits(*layer.config).has_relu) { return; }
+            const FlashBiasArgs args = bias_arrays(layer);
+            launch(find_moved_kernel, Grid((size_t)layer.NH, 128, 0, stream), states + (size_t)l * layer.NH,
+                   args.S_offset, args.S_origin, B, layer.stride, this->acts.watched_lengths[B - 1]);
+        };
+    }
+    DeadHeads(const DeadHeads&) = delete;
+    DeadHeads& operator=(const DeadHeads&) = delete;
+    ~DeadHeads() {
+        acts.watch = nullptr;
+        device_free(states);
+    }
+    // A collective: which share of the heads with a ReLU is dead; NAN if there are none
+    double share() const {
+        std::vector<int> mine(count), all(count * (size_t)comm().size);
+        copy_to_host(mine.data(), states, sizeof(int) * count, stream);
+        comm_all_gather(all.data(), mine.data(), count, "dead heads");
+        int heads = 0, dead = 0;
+        for (size_t i = 0; i < count; i++) {
+            for (size_t of_rank = i; of_rank < all.size(); of_rank += count) { mine[i] = imax(mine[i], all[of_rank]); }
+            heads += mine[i] != HAS_NO_RELU;
+            dead += mine[i] == IS_DEAD;
+        }
+        return heads > 0 ? (double)dead / heads : NAN;
+    }
+};
+
 // Validates if that is due, with the activations of the training; prints and logs the loss. val: may be null
 template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& run, const TokenFiles* val) {
     const Options& o = run.o;
     if (val == nullptr || !run.due(o.val_every)) { return; }
     const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * acts.B * acts.T;
+    const DeadHeads<Acts> dead(model, acts);
     const Evaluation e = evaluate(model, acts, *val, acts.T, 0, limit);
     if (e.stopped) { return; }
+    const double dead_heads = dead.share();
     const bool shows_hits = !model.config.causal && e.tokens > 0;
     const std::string right = shows_hits ? strprintf(" | %.2f%% right", 100 * e.accuracy) : "";
-    printf("%s%s\n", val_line(run.state.step, o.steps, e.loss, e.tokens).c_str(), right.c_str());
-    run.log->val(run.state.step, e.loss, e.accuracy, e.tokens);
+    const std::string idle = dead_heads > 0 ? strprintf(" | %.1f%% of heads dead", 100 * dead_heads) : "";
+    printf("%s%s%s\n", val_line(run.state.step, o.steps, e.loss, e.tokens).c_str(), right.c_str(), idle.c_str());
+    run.log->val(run.state.step, e.loss, e.accuracy, e.tokens, dead_heads);
 }

@@ -109,6 +109,7 @@ enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_
 
 struct Encoding {
     static constexpr int hooks = 0;                         // which of the three that are no bias it changes
+    static constexpr bool has_relu = false;                 // whether its S (cable.cuh) stands still at a closed ReLU
     PositionView v;
     float* key_max = nullptr;                               // see declare_key_max
 

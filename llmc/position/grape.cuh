@@ -81,6 +81,8 @@ struct GrapeBias : BiasFunctor {
 
 struct GrapeQ : CableFull {
     using CableFull::CableFull;
+    static constexpr bool has_relu = false;
+    static Hyperparameters defaults(int) { return {}; }
 
     template <class Tensors> void declare(Tensors& t) {
         t.columns("grape.q", t.NH);                                         // a_h, c_h

@@ -92,6 +92,7 @@ struct EncodingTraits {
     Hyperparameters (*defaults)(int T_train);
     void (*declare)(PositionTables&);
     int hooks;                                  // PositionHook
+    bool has_relu;                              // see Encoding
     FlashBias form;                             // of its bias
 };
 EncodingTraits encoding_traits(const EncodingConfig& config);
@@ -128,7 +129,7 @@ LAUNCHER EncodingTraits encoding_traits(const EncodingConfig& config) {
         using Type = typename decltype(type)::type;
         using Bias = BiasOf<Type>;
         traits = {Type::defaults, [](PositionTables& tables) { Type(PositionView()).declare(tables); }, Type::hooks,
-                  Bias::flash};
+                  Type::has_relu, Bias::flash};
         if (Bias::flash != FlashBias::None) { traits.hooks |= ADDS_BIAS; }
         if (Bias::counts_gates) { traits.hooks |= COUNTS_GATES; }
     });
@@ -360,7 +361,8 @@ inline std::string position_text(const PositionConfig& config) {
     return pattern_text(config, [](const EncodingConfig& c) {
         std::string s = c.name;
         for (const Hyperparameter& h : c.values) {
-            s += (&h == &c.values.front() ? ":" : ",") + h.key + "=" + hyperparameter_text(h, h.value);
+            if (!h.written()) { continue; }
+            s += (s == c.name ? ":" : ",") + h.key + "=" + hyperparameter_text(h, h.value);
         }
         return s;
     });

@@ -13,13 +13,15 @@
 // what a model is told of positions: its encodings, and what holds for all of them
 
 // A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
-// All are written to config.json; a file without the key predates it, and means `old`.
+// All are written to config.json but a number of 0, which stands for one that is not given; a file without the key
+// predates it, and means `old`.
 struct Hyperparameter {
     std::string key;
     double value = 0;
     std::optional<double> old = std::nullopt;       // none: the same as the default
     const char* choices = nullptr;
     bool given = false;                             // --pos named it
+    bool written() const { return choices != nullptr || value > 0; }
 
     operator std::pair<const std::string, double>() const { return {key, value}; }
     bool operator==(const Hyperparameter& other) const { return key == other.key && value == other.value; }

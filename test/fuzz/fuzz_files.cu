@@ -100,7 +100,8 @@ void check_position(const PositionConfig& config) {
          "config.json restores the encodings");
     for (const EncodingConfig& c : config.parts) {
         for (const Hyperparameter& h : c.values) {
-            must(h.choices != nullptr || (std::isfinite(h.value) && h.value > 0), "hyperparameters are positive");
+            must(!h.written() || h.choices != nullptr || (std::isfinite(h.value) && h.value > 0),
+                 "hyperparameters are positive");
         }
     }
     must(position_max_length(config) >= 1, "an encoding has a position");

@@ -4,7 +4,7 @@
 #include "test/oracle.h"
 
 #include "llmc/attention/choose.cuh"
-#include "llmc/lab/heads.h"
+#include "llmc/lab/validate.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 
@@ -43,13 +43,19 @@ template <class R> struct HeadLoops {
 struct Statistics : AttentionLayer {
     std::vector<float> qkv;
     std::vector<HeadStatistics> got;
+    std::vector<int> moved;                                 // (NH), of find_moved_kernel
 
+    // dead: a head whose ReLU is closed for each token of the windows, and open for the padding behind; or -1
     Statistics(const std::string& pos, LayerShape shape, bool causal, const AttentionMask& mask,
-               const std::vector<int>& lengths, Random& random, int document = 0)
+               const std::vector<int>& lengths, Random& random, int document = 0, int dead = -1)
         : AttentionLayer(pos, shape, causal, shape.T, shape.T), qkv(random.normals((size_t)s.B * s.T * OC)) {
         fill([&](const TensorSpec& p) {
             for (size_t e = 0; e < p.size(); e++) { host(p.name)[e] = draw_parameter(p, random); }
         });
+        for (int n = 0; dead >= 0 && n < s.B * s.T; n++) {
+            float& z = qkv[(size_t)n * OC + 3 * C + dead];
+            z = std::copysign(z, n % s.T < lengths[(size_t)(n / s.T)] ? -1.0f : 1.0f);
+        }
         view.mask = mask;
         set_lengths(lengths);
         if (document > 0) { set_documents(draw_documents(s.B, s.T, document, (uint64_t)random.integer(0, 1 << 30))); }
@@ -64,6 +70,12 @@ struct Statistics : AttentionLayer {
         poison_shared();
         watch.add(0, view, prepared, lse, s.B, lengths.data(), Stream(0));
         got = watch.heads;
+        if (!encoding_traits(*view.config).has_relu) { return; }
+        Array<int> found(std::vector<int>((size_t)s.NH, 0));
+        const FlashBiasArgs args = bias_arrays(view);
+        launch(find_moved_kernel, Grid((size_t)s.NH, 128, 0, Stream(0)), found.p, args.S_offset, args.S_origin, s.B,
+               s.T, lengths.back());
+        moved = found.host();
     }
 
     void check_head(int h) {
@@ -178,6 +190,19 @@ TEST_CASE("heads: windows that end early, and several of them", "[heads][asan]")
             Statistics apart("cable", {3, 150, 2, 8}, causal, mask, {1, 77, 150}, random, 30);
             for (int h : {0, 1}) { apart.check_head(h); }
         }
+    }
+}
+
+TEST_CASE("heads: one whose ReLU is closed for every token is dead", "[heads]") {
+    Random random;
+    INFO(random);
+    for (const char* name : {"cable", "kcable", "cable_v1", "cable_signed", "grape_q"}) {
+        INFO(name);
+        const bool relu = encoding_traits(parse_position(name, 64).parts[0]).has_relu;
+        Statistics layer(name, {3, 150, 2, 8}, true, {}, {150, 150, 77}, random, 0, 1);
+        CHECK(layer.got[0].dead() == false);
+        CHECK(layer.got[1].dead() == relu);
+        CHECK(layer.moved == (relu ? std::vector<int>{HAS_MOVED, IS_DEAD} : std::vector<int>()));
     }
 }
 

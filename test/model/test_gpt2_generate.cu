@@ -429,7 +429,7 @@ std::vector<float> losses_of(GPT2& model, const std::vector<int>& ids, Purpose p
     plan_pieces(model, acts);
     activations_allocate(acts);
     window_losses(model, acts, ids.data(), ids.data() + 1, nullptr, 1, T, losses.data(), hits.data(),
-                  [&](int t) { said(acts, t); });
+                  [&](int t, int) { said(acts, t); });
     acts.release();
     losses.insert(losses.end(), hits.begin(), hits.end());
     return losses;

@@ -1145,6 +1145,71 @@ TEST_CASE("run: weights that are not finite, and weights too large, have no use"
     }
 }
 
+// Overwrites c_c of a head in a copy of a checkpoint's weights, at `path`.
+void set_cable_bias(const std::string& path, const std::string& layer, int head, float value) {
+    std::string bytes = read_file(path);
+    uint64_t header = 0;
+    memcpy(&header, bytes.data(), 8);
+    const Json tensor = Json::parse(bytes.substr(8, header)).at("transformer.h." + layer + ".attn.cable.c.bias");
+    const size_t at = 8 + header + tensor.at("data_offsets").at(0).get<size_t>() + sizeof(float) * (size_t)head;
+    memcpy(&bytes[at], &value, sizeof(value));
+    write_file(path, bytes);
+}
+
+TEST_CASE("run: heads whose sum never moves are counted at every validation, and by --heads", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    // 3000 bytes are no multiple of T: the last window is short, and padding must not count
+    write_file(place / "long.txt", words(3000, 5));
+    const Flags base = place.base.with("--steps 2 --val_every 1 --val_batches -1 --lr 0").set("--threads", "2")
+        .set("--val_files", place / "long.txt");
+    REQUIRE(place.run(base.set("--pos", "kcable")).code == 0);
+    for (const Json& val : of_kind(json_lines(place.out() + "/log.jsonl"), "val")) {
+        CHECK(val.at("dead_heads") == 0.0);
+    }
+    const std::string dir = place / "planted";
+    io_mkdirs(dir);
+    for (const char* name : {"/config.json", "/model.safetensors"}) {
+        write_file(dir + name, read_file(step_dir(place.out(), 2) + name));
+    }
+    set_cable_bias(dir + "/model.safetensors", "1", 0, -1000.0f);
+    const Outcome o = place.run(base.without("--model").set("--load", dir).set("--out", place / "on"));
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, " | 25.0% of heads dead\n"));
+    const std::vector<Json> val = of_kind(json_lines(place / "on/log.jsonl"), "val");
+    REQUIRE(val.size() == 3);
+    for (const Json& j : val) { CHECK(j.at("dead_heads") == 0.25); }
+    const Outcome heads = place.evaluate(dir, "--eval_lengths 32 --heads --out " + (place / "heads"));
+    CHECK(contains(heads.out, "layer 0: 0 of 2 heads dead\nlayer 1: 1 of 2 heads dead\n"));
+    for (const Json& j : of_kind(json_lines(place / "heads/log.jsonl"), "head")) {
+        CHECK(j.at("dead") == (j.at("layer") == 1 && j.at("head") == 0));
+    }
+    for (const char* pos : {"grape_q", "cable_v1", "cable_signed", "rope", "alibi"}) {
+        const std::string out = place / pos;
+        REQUIRE(place.run(base.set("--pos", pos).set("--out", out)).code == 0);
+        CHECK_FALSE(contains(read_file(out + "/log.jsonl"), "dead_heads"));
+        CHECK_FALSE(contains(place.evaluate(out, "--eval_lengths 32 --heads").out, "dead"));
+    }
+}
+
+TEST_CASE("run: CABLE's bias starts where --pos says, and a checkpoint keeps that", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const auto start = [&](const char* pos, const char* out) {
+        REQUIRE(place.run(place.base.with("--steps 1 --lr 0").set("--pos", pos).set("--out", place / out)).code == 0);
+        return step_dir(place / out, 1);
+    };
+    const std::string plain = start("cable", "plain"), open = start("cable:bias=0.25", "open");
+    CHECK_FALSE(contains(read_file(plain + "/config.json"), "bias"));
+    CHECK(contains(read_file(open + "/config.json"), "\"bias\": 0.25"));
+    for (const char* layer : {"0", "1"}) {
+        for (int head : {0, 1}) { set_cable_bias(plain + "/model.safetensors", layer, head, 0.25f); }
+    }
+    CHECK(read_file(plain + "/model.safetensors") == read_file(open + "/model.safetensors"));
+    check_refused(place, {place.base.set("--pos", "cable:bias=0").set("--out", place / "zero"),
+                          {"--pos cable:bias=0: bias: expected a positive number, got '0'"}});
+}
+
 TEST_CASE("run: a step that is skipped is a step, with its samples and its learning rate", "[run][P14]") {
     if (!have_program()) { return; }
     Place place;

@@ -209,6 +209,16 @@ class TestExplorer(ClassFolder):
             h.S.fill(n === 1 ? 0.01 : 5); })""")
         self.assertEqual(value("farthest(DATA.models[0].heads)"), 0)
 
+    def test_dead_heads(self):
+        value = self.page("cable", "alibi")
+        value("DATA.models[0].heads.forEach((h, n) => { h.statistics.dead = n === 3; }), paint()")
+        shown = [value(f"[...document.querySelectorAll('dl')[{n}].children].map(e => e.textContent)") for n in (0, 1)]
+        value("state.heads[0] = 3, paint()")
+        shown += [value("[...document.querySelectorAll('dl')[0].children].map(e => e.textContent)")]
+        found = [[text for text in texts if "dead" in text] for texts in shown]
+        self.assertEqual(found, [[f"{n} of 2heads of the layer are dead"] if n is not None else []
+                                 for n in (0, None, 1)])
+
     def test_a_page_of_one_model(self):
         """the text of hostile tokens is text, and a window hides keys"""
         value = self.page("inside", text="short.txt")                   # one token more than are shown

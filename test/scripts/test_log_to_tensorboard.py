@@ -18,12 +18,12 @@ from folder import SCRIPTS, Folder, read_bytes  # noqa: E402
 
 LOG = [{"kind": "config", "time": "2026-01-31T12:00:00.000Z", "flags": {"lr": 0.1}},
        {"kind": "train", "step": 3, "loss": 2.5, "lr": 0.125, "time": "2026-01-31T12:00:01.500Z"},
-       {"kind": "val", "step": 4, "loss": None, "time": "2026-01-31T12:00:02.000Z"},
+       {"kind": "val", "step": 4, "loss": None, "dead_heads": 0.25, "time": "2026-01-31T12:00:02.000Z"},
        {"kind": "extrapolation", "pos": "cable", "T": 64, "T_train": 32, "stride": 64, "windows": 9, "ppl": 7,
         "time": "2026-01-31T12:00:03.000Z"},
        {"kind": "extrapolation", "pos": "cable", "T": 64, "T_train": 32, "stride": 16, "windows": 9, "ppl": 5}]
-VALUES = {("train/loss", 3): 2.5, ("train/lr", 3): 0.125, ("extrapolation/ppl at T 64", 4): 7.0,
-          ("extrapolation/ppl at T 64, stride 16", 4): 5.0}
+VALUES = {("train/loss", 3): 2.5, ("train/lr", 3): 0.125, ("val/dead_heads", 4): 0.25,
+          ("extrapolation/ppl at T 64", 4): 7.0, ("extrapolation/ppl at T 64, stride 16", 4): 5.0}
 NOON = 1769860800                                                       # 2026-01-31, UTC
 
 

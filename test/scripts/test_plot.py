@@ -66,6 +66,9 @@ class TestPlot(Folder):
         train = dict(plot.series(plot.read_log(run), "train", "loss"))
         self.assertEqual((len(train), train[7], train[8]), (130, 4.5, 5 - 8 / 50))
         self.assertEqual(plotted(plot.plot_train([run]))["run, validation"], [(100, 3.2)])
+        dead = self.log("dead", *({"kind": "val", "step": step, "loss": 3, "dead_heads": 0.125} for step in (5, 10)))
+        self.assertEqual(len(plot.plot_train([run]).axes), 2)
+        self.assertEqual(plot.plot_train([run, dead]).axes[2].lines[0].get_xydata().tolist(), [[5, 12.5], [10, 12.5]])
 
     def record(self, T, ppl, stride=None, pos="cable"):
         return {"kind": "extrapolation", "pos": pos, "T": T, "T_train": 128, "stride": stride or T, "ppl": ppl}

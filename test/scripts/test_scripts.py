@@ -794,7 +794,7 @@ class TestReport(Folder):
 
     def test_curves(self):
         loss = lambda n: f'{{"kind":"train","step":{n},"loss":{10 - n / 10}}}'
-        val = '{"kind":"val","step":%d,"loss":%g}'
+        val = '{"kind":"val","step":%d,"loss":%g,"dead_heads":0.25}'
         for seed in (1, 2):
             self.bert_of(f"c{seed}", "cable", {}, [*map(loss, range(2, 50)), val % (0, 9), val % (40, 5 + seed)], seed)
             self.bert_of(f"s{seed}", "sinusoidal", {}, map(loss, range(2, 20)), seed)
@@ -803,8 +803,9 @@ class TestReport(Folder):
         mean = statistics.fmean(10 - n / 10 for n in range(46, 50))                 # the last tenth of 49 steps
         self.assertIn("## bert:base, loss of masked tokens on fineweb-edu-10B (Figure 5)\n\n"
                       "Trained for 10 steps of 65,536 tokens of fineweb-edu-10B.", out)
-        self.assertIn("| encoding | seeds | training | validation |\n|---|---|---|---|\n"
-                      f"| cable | 2 | {mean:.2f} ± 0.00 | 6.50 ± 0.71 |\n| sinusoidal | 2 | 8.10 ± 0.00 | - |\n", out)
+        self.assertIn("| encoding | seeds | training | validation | dead heads (%) |\n|---|---|---|---|---|\n"
+                      f"| cable | 2 | {mean:.2f} ± 0.00 | 6.50 ± 0.71 | 25.00 ± 0.00 |\n"
+                      "| sinusoidal | 2 | 8.10 ± 0.00 | - | - |\n", out)
         self.assertIn("## bert:base, contrastive loss on fineweb-edu-10B + ms-marco (Figure 6)\n", out)
         self.assertIn("| alibi | 1 | 7.15 | - |", out)
         for name in re.findall(r"!\[.*\]\((.*)\)", out):

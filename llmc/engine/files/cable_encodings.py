@@ -13,8 +13,8 @@ import torch.nn.functional as F
 
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
-CABLES = {"cable": {}, "cable_nw": {}, "kcable": {"weight": "inside"}, "kcable_nw": {}, "cable_v1": {}, "fox": {},
-          "kcable_v1": {}, "cable_signed": {}}
+CABLES = {"cable": {"bias": 0.0}, "cable_nw": {"bias": 0.0}, "kcable": {"weight": "inside", "bias": 0.0},
+          "kcable_nw": {"bias": 0.0}, "cable_v1": {}, "fox": {}, "kcable_v1": {}, "cable_signed": {}}
 GRAPES = {"grape_q": {}, "grape_k": {}, "grape_qk": {}}
 POSITIONS = {**CABLES, **GRAPES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"},
              "rope": {"theta": 10000.0, "p": 1.0, "clock": "token"}, "alibi": {"slopes": "press"},

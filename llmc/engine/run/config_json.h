@@ -9,8 +9,8 @@
 #include "flags.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding: {"name": "t5_clip", "K": 1023}. All keys are written. If a file lacks a key, it predates the key, and
-// means the value that was fixed at that time.
+// the encoding: {"name": "t5_clip", "K": 1023}. All keys are written but a number of 0. If a file lacks a key, it
+// predates the key, and means the value that was fixed at that time.
 //
 // Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
 // of the pattern.
@@ -18,7 +18,7 @@
 inline Json encoding_json(const EncodingConfig& encoding) {
     Json j = {{"name", encoding.name}};
     for (const Hyperparameter& h : encoding.values) {
-        j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value);
+        if (h.written()) { j[h.key] = h.choices != nullptr ? Json(hyperparameter_text(h, h.value)) : Json(h.value); }
     }
     return j;
 }

@@ -219,10 +219,13 @@ struct Log {
         record(j);
     }
 
-    // tokens: predicted tokens; without any there is no loss, which is null in log.jsonl
-    void val(int64_t step, double loss, double accuracy, uint64_t tokens) {
+    // tokens: predicted tokens; without any there is no loss, which is null in log.jsonl. dead_heads: the share of the
+    // heads whose S never moves (lab/validate.h), NAN for encodings without such an S
+    void val(int64_t step, double loss, double accuracy, uint64_t tokens, double dead_heads = NAN) {
         if (tokens > 0) { main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss)); }
-        record({{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}});
+        Json j = {{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}};
+        if (!std::isnan(dead_heads)) { j["dead_heads"] = dead_heads; }
+        record(j);
     }
 
     void hellaswag(int64_t step, double accuracy) {
