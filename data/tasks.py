@@ -16,6 +16,7 @@ parity    0110=0100            how many ones there are up to each bit, modulo 2
 modsum    0714=0782            the sum of the digits up to each one, modulo 10
 recall    =cFaccFFaac          keys with their values, again and again; from a key's second time on its value counts
 mqrar1    a7b2a1a4=b2a4        the last value that each key was given; mqrar2 to mqrar4: the second to fourth last
+haystack  ahKcmzop=K          the only capital, in the first half
 index     BdkaQz,k+02=Q        the letter at a distance of at most 15 from another one
 line      RRLRRRL=3            where a walk ends that starts at 0; walls at 0 and 8 stop it
 circle    RRLLLRL=8            where a walk ends that starts at 0, on a circle of 9 places
@@ -23,9 +24,10 @@ fflm      =w1i0r1i1w0i1r0      a bit that is written (w), read (r) and left alon
 
 TASK_train.bin has examples of 1 to --length symbols (addition: bits; recall: keys, each 4 times on average; mqrar:
 keys, each with 2 N values on average; line, circle: moves; fflm: instructions), every length equally often. recall and
-mqrar have 8 tenths of --length, index 4 times and fflm 8 times as many. recall and fflm always have the most, because
-they ask along the way.
-TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training.
+mqrar have 8 tenths of --length, haystack 16 tenths, index 4 times and fflm 8 times as many. recall and fflm always have
+the most, because they ask along the way.
+TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training, of
+haystack up to 512 times, and beyond 16 times so many fewer examples that all files have as many tokens.
 Of fflm's instructions 80 % are ignored, in fflm_test_sparse_NNNN.bin 98 % and in fflm_test_dense_NNNN.bin 10 %.
 With --text it plants passages in windows of a text instead, and asks for them at the window's end:
 
@@ -64,7 +66,8 @@ from common import (HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS, WIDE_MAGIC, WIDE
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
-BOTH_CASES = LETTERS + LETTERS.upper()
+CAPITALS = LETTERS.upper()
+BOTH_CASES = LETTERS + CAPITALS
 KEYS = BOTH_CASES + "!#$%&*+-/<>?"
 DIGITS = "0123456789"
 HELD_OUT, HELD_OUT_SYMBOLS = 8, 8       # one question in 8, of those that have 8 symbols or more
@@ -153,6 +156,11 @@ def mqrar(draws, n, back):
     return "".join(pairs), "".join([p for p in pairs if p[0] == k][-back] for k in asked)
 
 
+def haystack(draws, n):
+    text, at, needle = draws.text(LETTERS, n - 1), draws.below((n + 1) // 2), draws.text(CAPITALS, 1)
+    return text[:at] + needle + text[at:], needle
+
+
 def index(draws, n):
     source, *letters = draws.sample(BOTH_CASES, len(BOTH_CASES))
     text = letters[:n - 1]
@@ -192,11 +200,13 @@ def fflm(draws, n, ignored=80):
     return "", text
 
 
-TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall, index, line, circle, fflm)}
+TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall, haystack, index, line, circle,
+                                 fflm)}
 TASKS.update((f"mqrar{back}", functools.partial(mqrar, back=back)) for back in (1, 2, 3, 4))
 ONLY_TESTS = {"fflm_sparse": functools.partial(fflm, ignored=98), "fflm_dense": functools.partial(fflm, ignored=10)}
 ALONG_THE_WAY = "recall", "fflm"        # tasks without a question before the answer
-TENTHS = {"recall": 8, "mqrar": 8, "index": 40, "fflm": 80}       # of --length; elsewhere 10
+WITHOUT_END = *ALONG_THE_WAY, "haystack"        # where the newline after the answer does not count
+TENTHS = {"recall": 8, "mqrar": 8, "haystack": 16, "index": 40, "fflm": 80}       # of --length; elsewhere 10
 
 
 def family(task):
@@ -243,7 +253,7 @@ def row(task, question, answer, tokens):
     ids, kind = list(f"\n{question}=".encode()), family(task)
     for i, c in enumerate(answer.encode()):
         ids.append(c + ANSWER if is_wanted(kind, answer, i) else c)
-    ids.append(END if kind in ALONG_THE_WAY else END + ANSWER)
+    ids.append(END if kind in WITHOUT_END else END + ANSWER)
     return ids + [END] * (tokens - len(ids))
 
 
@@ -377,11 +387,17 @@ def trained_length(task, length):
     return max(1, length * TENTHS.get(family(task), 10) // 10)
 
 
-def files_of(task, length):
-    """(file, its task, split, symbols) of all files of a task"""
-    files = [(f"{task}_train.bin", task, "train", length)]
-    return files + [(f"{task}_test{t[len(task):]}_{length * m:04d}.bin", t, "test", length * m)
-                    for t in (task, *(t for t in ONLY_TESTS if family(t) == task)) for m in (1, 2, 4, 8)]
+def multiples(task):
+    """of the trained length: how long the test examples are"""
+    return tuple(2 ** i for i in range(10 if task == "haystack" else 4))
+
+
+def files_of(task, length, examples, test_examples):
+    """(file, its task, split, symbols, examples) of all files of a task"""
+    files = [(f"{task}_train.bin", task, "train", length, examples)]
+    return files + [(f"{task}_test{t[len(task):]}_{length * m:04d}.bin", t, "test", length * m,
+                     max(1, test_examples * 16 // max(16, m)))
+                    for t in (task, *(t for t in ONLY_TESTS if family(t) == task)) for m in multiples(task)]
 
 
 def tested(file):
@@ -397,8 +413,8 @@ def files(args):
             yield name, "test", args.test_examples, make
         return
     for task in args.tasks:
-        for name, of, split, n in files_of(task, trained_length(task, args.length)):
-            examples = args.examples if split == "train" else args.test_examples
+        length = trained_length(task, args.length)
+        for name, of, split, n, examples in files_of(task, length, args.examples, args.test_examples):
             yield name, split, examples, functools.partial(shard, of, split, n, args.seed, examples)
 
 

@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """tasks.py -- which encodings answer longer questions than they have learned from? Trains a small model for every
-encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length, and keeps a CSV, a table and a figure.
+encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length (haystack: up to 512 times), and keeps a
+CSV, a table and a figure, whose bands reach from the lowest seed to the highest.
 
     scripts/tasks.py                                all cases that build/tasks lacks, on all cores
     scripts/tasks.py --part 2/20                    the second of 20 parts
@@ -13,7 +14,7 @@ A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with th
 done is not run again, so that the same command continues after an interruption. Cases come in the order of their
 seeds: a part of the work is a part of every task.
 
-A cell of the table is the share of test examples whose whole answer is right, in percent, at 1, 2, 4 and 8 times the
+A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
 the way, it is the share of the answers. If no seed did, it says "not learned" and the best result, because errors at
 longer lengths would mean nothing. --compare cable alibi adds how much the two differ at the longer lengths, in
@@ -39,7 +40,6 @@ import runqueue                 # noqa: E402
 from console import BadInput, positive    # noqa: E402
 
 TEST_EXAMPLES = 500
-MULTIPLES = (1, 2, 4, 8)
 LEARNED = 0.95
 
 Case = collections.namedtuple("Case", "task pos seed")
@@ -94,15 +94,15 @@ def prepare(args, names):
 # The table and the figure ---------------------------------------------------------------------------------------------
 
 def by_cell(rows):
-    """{(task, pos): {seed: [what is right at 1, 2, 4, 8 times the trained length; None beyond an encoding's reach]}}"""
+    """{(task, pos): {seed: [what is right at each multiple of the trained length; None beyond an encoding's reach]}}"""
     cells = {}
     for r in rows:
+        multiples, multiple = generators.multiples(r["task"]), r["length"] // r["trained"]
         seeds = cells.setdefault((r["task"], r["pos"]), {})
-        shares = seeds.setdefault(r["seed"], [None] * len(MULTIPLES))
-        multiple = r["length"] // r["trained"]
-        if multiple in MULTIPLES:
+        shares = seeds.setdefault(r["seed"], [None] * len(multiples))
+        if multiple in multiples:
             along = generators.family(r["task"]) in generators.ALONG_THE_WAY
-            shares[MULTIPLES.index(multiple)] = float(r["accuracy"]) if along else r["exact"] / r["examples"]
+            shares[multiples.index(multiple)] = float(r["accuracy"]) if along else r["exact"] / r["examples"]
     return cells
 
 
@@ -110,11 +110,14 @@ def learned_seeds(seeds):
     return [s for s in seeds.values() if s[0] is not None and s[0] >= LEARNED]
 
 
+def columns_of(seeds):
+    """the shares of the seeds that have learned, at each length that they reach"""
+    return [[s for s in column if s is not None] for column in zip(*learned_seeds(seeds))]
+
+
 def mean_shares(seeds):
     """at each length the mean over the seeds that have learned; None where there is none"""
-    learned = learned_seeds(seeds)
-    columns = [[s[i] for s in learned if s[i] is not None] for i in range(len(MULTIPLES))]
-    return [statistics.mean(c) if c else None for c in columns]
+    return [statistics.mean(c) if c else None for c in columns_of(seeds)]
 
 
 def cell_text(seeds):
@@ -150,7 +153,7 @@ def comparisons(rows, names):
         for task in in_order({t for t, _ in cells}, generators.TASKS):
             ours, theirs = ({seed: s for seed, s in cells.get((task, pos), {}).items() if learned_seeds({seed: s})}
                             for pos in (a, b))
-            for i, multiple in list(enumerate(MULTIPLES))[1:]:
+            for i, multiple in list(enumerate(generators.multiples(task)))[1:]:
                 d = [100 * (ours[seed][i] - theirs[seed][i]) for seed in sorted(ours.keys() & theirs.keys())
                      if None not in (ours[seed][i], theirs[seed][i])]
                 if len(d) >= compare.LEAST_SEEDS:
@@ -172,12 +175,16 @@ def draw(rows, order, path):
     drawn = {}
     for ax, task in zip(axes.flat, names):
         ax.set_title(task)
+        multiples = generators.multiples(task)
         for pos in in_order({p for t, p in cells if t == task}, order):
-            points = [(m, 100 * s) for m, s in zip(MULTIPLES, mean_shares(cells[task, pos])) if s is not None]
+            points = [(m, *(100 * f(c) for f in (statistics.mean, min, max)))
+                      for m, c in zip(multiples, columns_of(cells[task, pos])) if c]
             if points:
                 colour, marker = plot.style(pos)
-                drawn[pos], = ax.plot(*zip(*points), color=colour, marker=marker, label=pos, clip_on=False)
-        plot.length_axis(ax, MULTIPLES)
+                x, means, low, high = zip(*points)
+                drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
+                ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+        plot.length_axis(ax, multiples)
         ax.set_ylim(0, 100)
     for ax in list(axes.flat)[len(names):]:
         ax.set_visible(False)

@@ -46,6 +46,8 @@ def solved(task, question):
         return "".join(str(question[:i + 1].count("1") % 2) for i in range(len(question)))
     if task == "modsum":
         return "".join(str(sum(map(int, question[:i + 1])) % 10) for i in range(len(question)))
+    if task == "haystack":
+        return question.strip(tasks.LETTERS)
     if task == "index":
         text, source, shift = re.fullmatch(r"([A-Za-z]+),([A-Za-z])([+-]\d\d)", question).groups()
         return text[text.index(source) + int(shift)]
@@ -107,9 +109,10 @@ class Examples(unittest.TestCase):
 
     def test_the_same_on_every_machine(self):
         self.assertEqual(tasks.example("copy", "test", 4, 42, 0), ("gsmp", "gsmp"))
-        later = [t for t in (*tasks.TASKS, *tasks.ONLY_TESTS) if t not in FIRST_TASKS]
+        later = [t for t in (*tasks.TASKS, *tasks.ONLY_TESTS) if t not in (*FIRST_TASKS, "haystack")]
         for names, wanted in ((FIRST_TASKS, "53ebf891952fe0832a78cfe7edec19a9942f1d7e8dead98815ea90bb25f1d6fa"),
-                              (later, "74367b498be48488f428dfd9575f35b2dd29d9f48282ff6ebe65a8dee36254c2")):
+                              (later, "74367b498be48488f428dfd9575f35b2dd29d9f48282ff6ebe65a8dee36254c2"),
+                              (["haystack"], "69d22545d0b041a2b39f2958cff0aa1c4ccea2acb17849f168498d9b1a1f3ce3")):
             found = hashlib.sha256()
             for task in names:
                 for split in ("train", "test"):
@@ -163,6 +166,11 @@ class Examples(unittest.TestCase):
                 self.assertGreaterEqual(min(map(keys.count, keys)), back)
                 self.assertEqual(sorted(answer[::2]), sorted(set(keys)))
 
+    def test_the_needle_is_in_the_first_half(self):
+        for n in (1, 2, 9, 64):
+            at = [re.search("[A-Z]", tasks.example("haystack", "test", n, 3, k)[0]).start() for k in range(400)]
+            self.assertEqual(set(at), set(range((n + 1) // 2)))
+
     def test_index_reaches_as_far_as_said(self):
         shifts = set()
         for k in range(1500):
@@ -197,11 +205,12 @@ class Files(Folder):
         for task in tasks.TASKS:
             L = tasks.trained_length(task, 4)
             for name, length in [(f"{task}_train.bin", 0)] + [
-                    (f"{task}_test{mix}_{L * m:04d}.bin", L * m) for m in (1, 2, 4, 8)
+                    (f"{task}_test{mix}_{L * m:04d}.bin", L * m) for m in tasks.multiples(task)
                     for mix in (("", "_sparse", "_dense") if task == "fflm" else ("",))]:
                 header, rows = read_rows(os.path.join(self.out, name))
                 self.assertEqual(header[:9], (20240520, 2, len(rows) * header[7], 256, 10, 0, 0, header[7], length))
-                self.assertEqual(len(rows), 10 if length else 40)
+                fewer = max(1, length // L // 16)           # files beyond 16 times the length have fewer examples
+                self.assertEqual(len(rows), 10 // fewer or 1 if length else 40)
                 for row in rows:
                     question, answer = question_and_answer(row)
                     marked = [i >= tasks.ANSWER for i in row]
@@ -218,7 +227,11 @@ class Files(Folder):
                         self.assertEqual([(i - 2, text[i]) for i, m in enumerate(marked) if m], wanted)
                         self.assertEqual(len(text), 8 * (length or L) + 3)
                         continue
-                    self.assertEqual((row[0], answer[-1]), (10, "\n"))
+                    self.assertEqual(row[0], 10)
+                    if task == "haystack":                  # the needle, and not the end
+                        self.assertEqual((answer, marked.index(True)), (solved(task, question), 2 + len(question)))
+                        continue
+                    self.assertEqual(answer[-1], "\n")
                     if tasks.family(task) == "mqrar":       # every second token after "=", and the end
                         first, back = 2 + len(question), int(task[5:])
                         values = {k: re.findall(re.escape(k) + r"(\d)", question) for k in question[::2]}
@@ -234,7 +247,7 @@ class Files(Folder):
                     self.assertEqual(set(row[first + len(answer):]) - {10}, set())
 
     def test_verify_and_a_second_run(self):
-        self.assertIn(f"{5 * len(tasks.TASKS) + 8} files checked, 0 findings", self.verify(self.out))
+        self.assertIn(f"{5 * len(tasks.TASKS) + 8 + 6} files checked, 0 findings", self.verify(self.out))
         self.assertEqual(self.make(), "")                  # all there
         path = os.path.join(self.out, "copy_test_0008.bin")
         whole = read_bytes(path)
