@@ -7,12 +7,14 @@ CSV, a table and a figure, whose bands reach from the lowest seed to the highest
     scripts/tasks.py --part 2/20                    the second of 20 parts
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
     scripts/tasks.py --summary                      only the CSV, the table and the figure of the results so far
+    scripts/tasks.py --tasks recall --seeds 1,2,3,4,5 --results dev/results/recall.csv    the cases that a CSV lacks
 
 data/tasks.py describes the tasks. A model learns --length symbols in --steps steps of --B examples. The one that learns
 fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption. Cases come in the order of their
-seeds: a part of the work is a part of every task.
+seeds: a part of the work is a part of every task. With --results a case is also done if that CSV has rows of it with
+the same --steps (the other settings are up to you); it gets the new rows, and the table and the figure beside it.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
@@ -37,10 +39,11 @@ import compare                  # noqa: E402
 import console                  # noqa: E402
 import ledger                   # noqa: E402
 import runqueue                 # noqa: E402
-from console import BadInput, positive    # noqa: E402
+from console import COUNT, BadInput, positive    # noqa: E402
 
 TEST_EXAMPLES = 500
 LEARNED = 0.95
+NUMBERS = "seed", "trained", "length", "T", "examples", "exact", "tokens", "steps"
 
 Case = collections.namedtuple("Case", "task pos seed")
 
@@ -61,8 +64,14 @@ def job_of(args, case):
     return runqueue.Job("{0.task} {0.pos} seed {0.seed}".format(case), "", [train])
 
 
+def recorded(args):
+    """the rows that --results has so far"""
+    key = ("task", "pos", "seed", "length", "steps")
+    return ledger.read(args.results, dict.fromkeys(NUMBERS, COUNT), key) if args.results else []
+
+
 def results(args, jobs):
-    """the rows of tasks.csv: what is done of these jobs"""
+    """the rows of what is done of these jobs"""
     rows = []
     for case, job in jobs.items():
         train, = job.commands
@@ -76,7 +85,7 @@ def results(args, jobs):
                   "seed": case.seed, "trained": generators.trained_length(case.task, args.length),
                   **{k: r[k] for k in ("length", "T", "examples", "exact", "tokens")},
                   "accuracy": f"{r['accuracy']:.4f}", "loss": "" if r["loss"] is None else f"{r['loss']:.4f}",
-                  "steps": train.flags["steps"]}
+                  "steps": args.steps}
                  for r in last.values()]
     return rows
 
@@ -197,16 +206,17 @@ def draw(rows, order, path):
 
 
 def report(args, rows, order):
-    if not rows:
-        raise BadInput(f"{args.out}: no results yet")
-    text, stem = table(rows, order), os.path.join(args.out, "tasks")
-    lines = list(comparisons(rows, args.compare))
+    shown = [r for r in rows if r["steps"] == args.steps]
+    if not shown:
+        raise BadInput(f"{args.results or args.out}: no results yet")
+    stem = args.results.removesuffix(".csv") or os.path.join(args.out, "tasks")
+    text, lines = table(shown, order), list(comparisons(shown, args.compare))
     text += "\n".join(["", *lines, ""]) if lines else ""
     ledger.write(stem + ".csv", rows)
     console.write_whole(stem + ".md", text)
     print(text)
     try:
-        draw(rows, order, stem + ".png")
+        draw(shown, order, stem + ".png")
         print(f"{stem}.md, {stem}.png")
     except BadInput as e:
         print(f"{stem}.md; no figure: {e}")
@@ -238,11 +248,12 @@ def parse(argv):
     p.add_argument("--jobs", type=positive, default=os.cpu_count(), help="cases at a time, one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
+    p.add_argument("--results", default="", metavar="CSV", help="results so far, which get the new ones")
     p.add_argument("--compare", nargs="+", default=[], metavar="POS", help="differences between these, with intervals")
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
-    args.out = os.path.abspath(args.out)
+    args.out, args.results = os.path.abspath(args.out), args.results and os.path.abspath(args.results)
     os.chdir(ROOT)
     args.data = os.path.join(args.out, "data")
     return args
@@ -256,16 +267,18 @@ def main(argv):
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
     chosen(args.compare, pos, "--compare")
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
-    jobs, code = {case: job_of(args, case) for case in cases}, 0
+    old, code = recorded(args), 0
+    done = {(r["task"], r["pos"], r["seed"]) for r in old if r["steps"] == args.steps}
+    jobs = {case: job_of(args, case) for case in cases if case not in done}
     if not args.summary:
-        mine = [jobs[case] for case in ledger.share(args.part, cases)]
-        missing = [job for job in mine if not runqueue.is_done(job.commands[0])]
+        mine = ledger.share(args.part, cases)
+        missing = [jobs[case] for case in mine if case in jobs and not runqueue.is_done(jobs[case].commands[0])]
         print(f"{len(mine)} cases, {len(missing)} of them to run", flush=True)
         if missing:
             prepare(args, sorted(set(names)))
             code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
     if code != runqueue.INTERRUPTED:
-        report(args, results(args, jobs), order)
+        report(args, old + results(args, jobs), order)
     return code
 
 

@@ -430,6 +430,18 @@ class Table(Folder):
             "| | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
             "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
             "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
+        longer = [{**r, "steps": "9"} for r in rows if r["pos"] == "none"]
+        path = self.write("r/mine.csv", "\n".join(",".join(r.values()) for r in (
+            dict(zip(rows[0], rows[0])), *rows[4:], *longer)) + "\n")
+        more = ("--out", self.path("p"), "--results", path)
+        self.assertIn("12 cases, 1 of them to run", self.run_it(*few, *more))           # of 1,500 steps, as --steps is
+        found = self.table("r", "mine.csv")
+        self.assertEqual(found[:-4], rows[4:] + longer)
+        self.assertEqual([{**r, "commit": ""} for r in found[-4:]], [{**r, "commit": ""} for r in rows[:4]])
+        self.assertEqual(self.read("r", "mine.md").splitlines()[2:], self.read("o", "tasks.md").splitlines()[2:])
+        self.assertIn("12 cases, 8 of them to run", self.run_it(*few, *more, "--steps", "9"))
+        self.assertIn("line 2 again", self.run_it("--results", self.write("r/twice.csv", "\n".join(
+            ",".join(r.values()) for r in (dict(zip(rows[0], rows[0])), rows[0], rows[0])) + "\n"), code=2))
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
         self.assertIn("| | fflm | fflm_dense | fflm_sparse |\n", mixtures)
         self.assertIn("| `none` | not learned (50) |", mixtures)        # the share of answers, not of whole examples
