@@ -973,3 +973,61 @@ KERNEL_TEST("flash backward refuses what it cannot do") {
     const std::string error = error_of([&] { flash_backward<true, FlashBias::Toeplitz>(a, nullptr, Stream(0)); });
     EXPECT(error.find("distance") != std::string::npos, "a table too short: '%s'", error.c_str());
 }
+
+#if defined(SIMT)
+// How many blocks of each kernel an SM has room for: by the shared memory that its launch asked for, and by its
+// registers in dev/ptxas_budget.json. With one block, the tensor cores rest while it waits for a tile. Heads of 128
+// have one where two do not fit: the backward has six tiles of 16 KB, the forward five, 512 bytes too many for two on
+// an A100.
+template <bool Causal, FlashBias Kind, int HS> void expect_blocks(size_t kilobytes, const char* build) {
+    const struct { const void* kernel; const char* name; } kernels[] = {
+        {(const void*)flash_forward_kernel<Causal, Kind, HS, false>, "flash_forward_kernel"},
+        {(const void*)flash_backward_dkdv_kernel<Causal, Kind, HS, false>, "flash_backward_dkdv_kernel"},
+        {(const void*)flash_backward_dq_kernel<Causal, Kind, HS, false>, "flash_backward_dq_kernel"}};
+    static const std::string budget = read_file("dev/ptxas_budget.json", 1u << 20);
+    for (const auto& k : kernels) {
+        for (const char* masked : {"false", "true"}) {
+            const std::string name = strprintf("\"%s<%s, (FlashBias)%d, %d, %s>\"", k.name, Causal ? "true" : "false",
+                                               (int)Kind, HS, masked);
+            const size_t row = budget.find(name), at = budget.find("registers", budget.find(build, row));
+            const int registers = row == std::string::npos ? 0 : atoi(budget.c_str() + at + strlen("registers\": "));
+            EXPECT(registers > 0, "no budget of %s for %s", name.c_str(), build);
+            // an SM has 65,536 registers, of which a warp takes 256 at a time, and a block 1 KB more than it asks for
+            const size_t by_registers = 65536 / (size_t)(FLASH_THREADS * round_up(imax(registers, 1), 8));
+            const size_t by_shared = (kilobytes << 10) / (simt_opted_in[k.kernel] + 1024);
+            const size_t expected = HS == 64 || kilobytes >= 228 ? 2 : 1;
+            EXPECT(std::min(by_registers, by_shared) >= expected, "%s, %zu KB an SM: %zu blocks by %zu bytes, %zu by "
+                   "%d registers; expected %zu", name.c_str(), kilobytes, by_shared, simt_opted_in[k.kernel],
+                   by_registers, registers, expected);
+        }
+    }
+}
+KERNEL_TEST("flash: blocks on an SM") {
+    // This build has the kernels of 9.0. In test_flash_ampere.cu: 8.0, then 8.6, 8.9 and 12.0, then 10.0
+    const std::vector<size_t> kilobytes = HAS_WGMMA ? std::vector<size_t>{228} : std::vector<size_t>{164, 100, 228};
+    const char* build = HAS_WGMMA ? "sm_90a" : "sm_80";
+    for (FlashBias Kind : BIASES) {
+        for (bool causal : {true, false}) {
+            for (int HS : {64, 128}) {
+                const Inputs p = make_inputs(Kind, causal, {1, 1, 1, HS}, 1);
+                Device(p, Results(p)).run(true);
+            }
+        }
+    }
+    for (size_t size : kilobytes) {
+        const auto expect = [&](auto Kind) {
+            constexpr FlashBias K = decltype(Kind)::value;
+            expect_blocks<true, K, 64>(size, build);
+            expect_blocks<false, K, 64>(size, build);
+            expect_blocks<true, K, 128>(size, build);
+            expect_blocks<false, K, 128>(size, build);
+        };
+        expect(std::integral_constant<FlashBias, FlashBias::None>());
+        expect(std::integral_constant<FlashBias, FlashBias::Linear>());
+        expect(std::integral_constant<FlashBias, FlashBias::Distance>());
+        expect(std::integral_constant<FlashBias, FlashBias::LogDistance>());
+        expect(std::integral_constant<FlashBias, FlashBias::Toeplitz>());
+        expect(std::integral_constant<FlashBias, FlashBias::Fire>());
+    }
+}
+#endif
