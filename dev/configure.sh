@@ -43,6 +43,7 @@ questions() {
     "${cxx[@]}" --version
     grep -m 1 '^flags' /proc/cpuinfo
     cat /proc/driver/nvidia/gpus/*/information
+    "$NVCC" --version
     stat -c %Y dev/configure.sh /var/lib/dpkg/status
 }
 key=$(questions "$@" 2>/dev/null | cksum)
@@ -108,6 +109,10 @@ case $gpu in
     [1-9]?) gpu=sm_$gpu ;;
     *) gpu= ;;
 esac
+if [[ -n $gpu && $("$NVCC" -arch="$gpu" --dryrun -x cu /dev/null 2>&1) == *"Unsupported gpu architecture"* ]]; then
+    echo "$NVCC is older than this GPU and has no $gpu: it builds PTX for compute_80, which the driver compiles" >&2
+    gpu=compute_80
+fi
 
 {
     echo "# $key"

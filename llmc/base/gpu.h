@@ -8,7 +8,7 @@
 
 #include <cmath>
 
-#include "device.h"
+#include "ptx.cuh"
 
 struct Gpu {
     std::string name;
@@ -19,6 +19,7 @@ struct Gpu {
     double bandwidth = 0;               // bytes a second between it and the SMs, by its clock and width
     int driver = 0;                     // the newest CUDA version that the driver serves: 12040 for 12.4
     int runtime = 0;                    // the CUDA version of this build
+    bool wgmma = true;                  // whether a Hopper's code uses what only Hopper has
 };
 
 // Operations per SM and clock. On GeForce boards the tensor cores sum in float32 at half the speed of the same chip on
@@ -28,7 +29,7 @@ struct GpuRates {
     int major, minor;                           // compute capability
     int bf16, bf16_geforce, fp32, tensor_khz;
 };
-constexpr GpuRates GPU_RATES[] = {
+constexpr GpuRates GPU_RATES[] = {              // not published in these terms: Orin (8.7), B300, Thor (11.0), GB10
     {8,  0,  2048, 2048, 128, 0},               // A100, A30
     {8,  6,  1024, 512,  256, 0},               // A10, A40, RTX A6000; GeForce RTX 30
     {8,  9,  1024, 512,  256, 0},               // L4, L40S, RTX 6000 Ada; GeForce RTX 40
@@ -79,10 +80,11 @@ inline std::string gpu_text(const Gpu& g) {
     auto tera = [](double x) { return std::isnan(x) ? std::string("n/a") : strprintf("%.0f", x / 1e12); };
     const std::string bf16 = tera(peak_flops(g, true));
     const std::string fp32 = tera(peak_flops(g, false));
+    const char* slow = g.major == 9 && !g.wgmma ? "; attention without wgmma: make train_gpt2cu ARCH=sm_90a" : "";
     return strprintf("%s, sm_%d%d, %d SMs at %.2f GHz, %s at %.2f TB/s, peak %s bf16 and %s float32 TFLOP/s, CUDA %s, "
-                     "driver for %s", g.name.c_str(), g.major, g.minor, g.sms, 1e-6 * g.khz,
+                     "driver for %s%s", g.name.c_str(), g.major, g.minor, g.sms, 1e-6 * g.khz,
                      format_bytes((double)g.memory).c_str(), 1e-12 * g.bandwidth, bf16.c_str(), fp32.c_str(),
-                     cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str());
+                     cuda_version(g.runtime).c_str(), cuda_version(g.driver).c_str(), slow);
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -103,7 +105,21 @@ inline std::string architectures_text(const char* list) {
     return text;
 }
 
-// built_for: the architectures in the binary, as nvcc lists them; words: CUDA's own
+// What to say before the first use of a GPU for which the binary has only PTX; empty: code of its generation is there,
+// or the GPU is too old. built_for: the architectures in the binary, as nvcc lists them
+inline std::string gpu_compiles(const Gpu& g, const char* built_for) {
+    int newest = 0;
+    for (const char* p = built_for; *p != '\0'; p += strcspn(p, ","), p += *p == ',') {
+        if (atoi(p) / 100 == g.major) { return ""; }
+        newest = imax(newest, atoi(p) / 100);
+    }
+    if (g.major < newest) { return ""; }
+    return strprintf("this binary has code for compute capability %s: for %s of %d.%d the driver now compiles all "
+                     "kernels, which takes minutes at the first start; make train_gpt2cu ARCH=%s does it beforehand",
+                     architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, gpu_arch(g).c_str());
+}
+
+// words: CUDA's own
 [[noreturn]] inline void die_of_gpu(GpuFailure failure, const Gpu& g, const char* built_for, const char* words) {
     switch (failure) {
     case GpuFailure::NoDriver:
@@ -182,9 +198,12 @@ inline Gpu find_gpu(int device = 0) {
     must(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
     g.bandwidth = 2e3 * memory_khz * bits / 8;                      // two transfers a clock
     must(cudaSetDevice(device));
+    const std::string compiles = gpu_compiles(g, GPU_TEXT_OF(__CUDA_ARCH_LIST__));
+    if (!compiles.empty() && device == 0) { fprintf(stderr, "notice: %s\n", compiles.c_str()); }
     must(cudaFree(nullptr));                                        // makes the context, which all that follows needs
     cudaFuncAttributes attributes;
     must(cudaFuncGetAttributes(&attributes, gpu_probe_kernel));     // fails if no code was compiled for this GPU
+    g.wgmma = runs_wgmma();
     return g;
 }
 inline std::string gpu_report(const Gpu& g) { return gpu_text(g); }

@@ -119,10 +119,30 @@ TEST_CASE("gpu: its line", "[gpu]") {
     CHECK(gpu_text(gpu("NVIDIA Future", 13, 1, 200, 2000)) ==
           "NVIDIA Future, sm_131, 200 SMs at 2.00 GHz, 80.0 GB at 3.35 TB/s, peak n/a bf16 and n/a float32 TFLOP/s, "
           "CUDA 13.0, driver for 12.8");
+    for (int major : {8, 9, 10}) {                          // what only a Hopper has is missed on a Hopper only
+        Gpu g = gpu("NVIDIA Test", major, 0, 132, 1980);
+        g.wgmma = false;
+        const std::string line = gpu_text(g), slow = "; attention without wgmma: make train_gpt2cu ARCH=sm_90a";
+        CHECK((line.find(slow) != std::string::npos) == (major == 9));
+    }
 #if !defined(CUDA_BUILD)
     CHECK(gpu_report(find_gpu()) == device_description());
     CHECK(std::isnan(peak_flops(find_gpu(), true)));
 #endif
+}
+
+TEST_CASE("gpu: a start that compiles all kernels says so", "[gpu]") {
+    const struct { int major, minor; const char* built_for; const char* arch; } starts[] = {
+        {8, 0, "800,900", nullptr}, {8, 9, "800,900", nullptr}, {9, 0, "800,900", nullptr}, {12, 0, "1200", nullptr},
+        {9, 0, "1000", nullptr},                            // too old for it: another message
+        {10, 0, "800,900", "sm_100a"}, {12, 1, "800,900", "sm_121a"}, {9, 0, "800", "sm_90a"}};
+    for (const auto& s : starts) {
+        const std::string said = gpu_compiles(gpu("NVIDIA Test", s.major, s.minor, 1, 1), s.built_for);
+        INFO(s.major << "." << s.minor << " of " << s.built_for << ": " << said);
+        CHECK(said.empty() == (s.arch == nullptr));
+        const std::string command = strprintf("make train_gpt2cu ARCH=%s ", s.arch == nullptr ? "" : s.arch);
+        CHECK((said.find(command) == std::string::npos) == (s.arch == nullptr));
+    }
 }
 
 TEST_CASE("gpu: every failure has a hint", "[gpu]") {

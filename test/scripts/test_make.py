@@ -57,6 +57,19 @@ class Knobs(Folder):
         self.assertEqual((code, [line for line in output.splitlines() if len(line) > 80]), (0, []))
         self.assertIn("before ours if the environment exports them", output)            # the last of the knobs
 
+    def test_a_toolkit_older_than_the_gpu_builds_ptx(self):
+        self.shell("bin/nvidia-smi", "echo 12.1")
+        nvcc = self.shell("bin/nvcc", "case \"$*\" in *-arch=sm_121a*)"
+                          " echo \"nvcc fatal   : Unsupported gpu architecture 'sm_121a'\" >&2; exit 1;; esac")
+        newer = self.shell("newer/nvcc", "")
+        path = self.path("bin") + ":" + os.environ["PATH"]
+        for nvcc, arch, said in ((nvcc, "compute_80", True), (newer, "sm_121a", False)):
+            code, output = ended("make", "-n", "train_gpt2cu", "NVCC=" + nvcc, cwd=self.folder,
+                                 env={**environment(), "PATH": path})
+            self.assertEqual(code, 0, output)
+            self.assertIn(f"-gencode arch={arch.replace('sm', 'compute')},code={arch} ", output)
+            self.assertEqual("older than this GPU and has no sm_121a" in output, said, output)
+
     def test_each_knob_reaches_the_compiler(self):
         cuda = ("train_gpt2cu", "NVCC=/opt/nvcc")
         for words, present, absent in (
