@@ -201,7 +201,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * T;
-    const size_t R = logit_rows(N, Vp, purpose);
+    const size_t R = logit_rows(N, Vp, C, purpose);
     // column sums of the layers, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max({OC, 4 * C, Vp}), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});

@@ -175,7 +175,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * (size_t)acts.piece;                                    // see Purpose::Pieces
-    const size_t R = logit_rows(N, Vp, purpose);                                // rows of logits at a time
+    const size_t R = logit_rows(N, Vp, C, purpose);                                // rows of logits at a time
     // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});

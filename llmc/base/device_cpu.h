@@ -268,6 +268,7 @@ inline void wait_politely(char**) {}
 
 // per block: it is ordinary memory here
 inline size_t device_shared_available() { return SIZE_MAX; }
+inline int device_processors() { return 1; }                // of a GPU
 inline size_t device_memory_available() { return host_memory_available(); }
 // the process's peak so far
 inline size_t device_memory_used() {

@@ -273,6 +273,11 @@ inline size_t device_shared_available() {
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));
     return (size_t)bytes;
 }
+inline int device_processors() {            // its SMs
+    int count = 0;
+    CUDA_CHECK(cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_device()));
+    return count;
+}
 inline int max_threads() { return 1; }
 inline int device_count() {
     int count = 0;

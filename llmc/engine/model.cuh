@@ -102,18 +102,24 @@ private:
 enum class Purpose { Train, Evaluate, Pieces, Generate };
 constexpr int PIECE = 2048;
 // Elements of logits in memory at a time. A GPU needs long products.
-constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u : 32u) << 20;
+constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u + 32u * ON_GPU : 32u) << 20;
 
 // A row of logits in float32 takes this many rows of floatX.
 constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
 // The rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, even between two steps of
-// training, uses the same memory for FLOAT_ROWS times fewer rows of float32.
-inline size_t logit_rows(size_t N, size_t Vp, Purpose purpose) {
+// training, uses the same memory for FLOAT_ROWS times fewer rows of float32. processors: of the GPU
+inline size_t logit_rows(size_t N, size_t Vp, size_t C, Purpose purpose, int processors = device_processors()) {
     const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
     const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
-    // A GPU gets equal parts, in whole tiles of its products; a CPU keeps the order of its sums.
+    // A CPU keeps the order of its sums.
     if (PACK == 1 || wanted <= most || most < 128) { return most; }
-    return round_up(ceil_div(wanted, ceil_div(wanted, most / 128 * 128)), (size_t)128);
+    // A GPU gets equal parts, in whole tiles of its products, 128 x 256. The gradient (rows,C) of the hidden states has
+    // the fewest tiles: as many as there are processors, or a multiple of them, if that many fit.
+    const size_t across = ceil_div(C, (size_t)256);
+    const size_t turns = most / 128 * across / (size_t)processors;      // of all processors
+    const size_t fits = turns * (size_t)processors / across;            // in a column of tiles
+    const size_t down = fits == 0 ? most / 128 : fits;
+    return round_up(ceil_div(wanted, ceil_div(wanted, down * 128)), (size_t)128);
 }
 
 // What an encoding is told of a model whose arrays over time are (B,NH,stride)

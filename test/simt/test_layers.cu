@@ -169,12 +169,17 @@ KERNEL_TEST("adamw and the gradient norm") {
 }
 
 // whose products would else have another number of rows at every step, and cuBLASLt look for another algorithm
-KERNEL_TEST("a head's rows are cut into equal parts of whole tiles") {
-    for (size_t N : {1000, 5336, 5337, 65536, 100000}) {
-        const size_t most = LOGITS_BOUND / 50304, rows = logit_rows(N, 50304, Purpose::Train);
-        const size_t parts = ceil_div(N, rows);
-        EXPECT(N <= most ? rows == N : rows <= most && rows % 128 == 0, "%zu tokens: %zu rows", N, rows);
-        EXPECT(parts * rows - N < 128 * parts, "%zu tokens: %zu rows", N, rows);
+KERNEL_TEST("a head's rows are cut into equal parts of whole tiles, as many as the processors or a multiple of them") {
+    for (size_t N : {1000, 5336, 6337, 65536, 100000}) {
+        for (size_t C : {768, 1024, 1280}) {
+            const size_t most = LOGITS_BOUND / 50304, all = 132;
+            const size_t rows = logit_rows(N, 50304, C, Purpose::Train, (int)all);
+            const size_t parts = ceil_div(N, rows), tiles = ceil_div(rows, (size_t)128) * ceil_div(C, (size_t)256);
+            EXPECT(N <= most ? rows == N : rows <= most && rows % 128 == 0, "%zu tokens: %zu rows", N, rows);
+            EXPECT(parts * rows - N < 128 * parts, "%zu tokens: %zu rows", N, rows);
+            if (!stores_bf16 || N < 65536) { continue; }
+            EXPECT(tiles <= all && tiles > all - 8, "C %zu: %zu tiles", C, tiles);
+        }
     }
 }
 KERNEL_TEST("masked rows come in few numbers, the last of them without a target") {
