@@ -136,7 +136,7 @@ def check_encoding(config, path):
 def check_version(config, position):
     """raises ValueError if the model was trained with another formula of its encodings, as run/config.h decides"""
     layers = position["layers"] if position["name"] == "layers" else [[position]]
-    others = {"none", "rope", "learned", "sinusoidal", "ssmax", "cope"}     # without a bias
+    others = {"none", "rope", "carope", "learned", "sinusoidal", "ssmax", "cope"}     # without a bias
     for layer in layers:
         names = {encoding["name"] for encoding in layer}
         if config.get("encoding_version") != 2 and ("bam" in names or ("ssmax" in names and names - others)):

@@ -45,7 +45,7 @@ import transformers
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
 sys.path.append(os.path.join(ROOT, "llmc", "engine", "files"))
-from cable_encodings import POSITIONS, with_part  # noqa: E402
+from cable_encodings import POSITIONS, TURNS, with_part  # noqa: E402
 import export  # noqa: E402
 from modeling_cable import write_safetensors  # noqa: E402
 
@@ -81,12 +81,12 @@ def draw(name, shape, kind="normal"):
 
 
 def exactly_zero(key, config):
-    """Gradients of what adds the same to every score of a row, which softmax ignores. Rope turns a key's bias by its
-    position, so that there it counts."""
+    """Gradients of what adds the same to every score of a row, which softmax ignores. Rope and carope turn a key's
+    bias by its position, so that there it counts."""
     if not key.endswith(".self.key.bias"):
         return key.endswith("fire.mlp.2.bias")
     layer = int(re.search(r"\.layer\.(\d+)\.", key).group(1))
-    return not hasattr(config, "position") or with_part(config, layer, ("rope",)).position["name"] == "none"
+    return not hasattr(config, "position") or with_part(config, layer, TURNS).position["name"] == "none"
 
 
 def set_weights(model):

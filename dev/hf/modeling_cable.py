@@ -23,7 +23,7 @@ import torch.nn.functional as F
 sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
 import cable_encodings  # noqa: E402
 from cable_encodings import (CABLES, GRAPES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax,  # noqa: E402
-                             add_position, check_position, renamed, rope_frequencies, rotate, shared_t5, window_of,
+                             add_position, check_position, renamed, rotate, shared_t5, window_of,
                              with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
@@ -120,12 +120,12 @@ class Attention(EncodedAttention):
         return None if bias is None else bias.to(x.dtype)
 
     def turn(self, x, q, k, rope_scaling):
-        """q, k (B,NH,T,HS) of x (B,T,C) as rope makes them, where the layer has it"""
-        if self.rope.position["name"] != "rope":
+        """q, k (B,NH,T,HS) of x (B,T,C) as rope or carope makes them, where the layer has it"""
+        if self.rope.position["name"] == "none":
             return q, k
         t = torch.arange(q.shape[2], device=q.device)[None] if self.clock is None else self.clock(x)
-        f, factor = rope_frequencies(self.rope, q.shape[2], self.rope.stretch(rope_scaling))
-        return rotate(q, t, f) * factor, rotate(k, t, f)
+        angle, factor = self.angles(t, q.shape[2], self.rope.stretch(rope_scaling))
+        return rotate(q, angle) * factor, rotate(k, angle)
 
     def forward(self, x, rope_scaling=None, begin=None):
         """begin (B,T): where each token's document begins"""

@@ -32,6 +32,10 @@ struct Layer : AttentionLayer {
         if (p.name == "fire_l") { host(p.name)[0] = sign * (stride < 100 ? stride / 2 + 0.5f : 300.5f) / 512; }
         if (p.name == "fire_b1") { keep_off_fire_kinks(random); }
         for (size_t e = 0; e < p.size() && p.name == "cope_e"; e++) { host(p.name)[e] *= 0.3f; }
+        // the bias of a query's own key has (1e-5)^b, beside which float32 loops lose every other score
+        for (size_t e = 0; e < p.size() && p.name == "bam_b"; e++) {
+            host(p.name)[e] = std::max(-0.4f, host(p.name)[e]);
+        }
     }
     // float32, double and the differences of through_bias must agree on which units of fire are on: none is near its
     // kink

@@ -21,8 +21,9 @@ POSITIONS = {**CABLES, **GRAPES, "none": {}, "sinusoidal": {"scale": 1.0, "embed
              "t5": {"buckets": 32, "distance": 128}, "t5_clip": {"K": None, "scale": "HS", "layers": "shared"},
              "kerple": {}, "kerple_power": {}, "fire": {}, "alibi_trained": {},
              "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128}, "cope": {"npos": 64}, "ssmax": {},
-             "bam": {}}
-BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "rope", "ssmax")]
+             "bam": {}, "carope": {}}
+TURNS = ("rope", "carope")
+BIASES = [name for name in POSITIONS if name not in ("none", "sinusoidal", "ssmax", *TURNS)]
 WORDS = {"weight": ("inside", "outside"), "embed": ("sqrt", "plain"), "slopes": ("press", "geometric"),
          "scale": ("HS", "C"), "clock": ("token", "cable"), "layers": ("shared", "own")}
 SCALINGS = ("linear", "ntk", "yarn_paper", "longrope")
@@ -136,12 +137,10 @@ def rope_frequencies(config, length, scaling):
     return f, 1.0
 
 
-def rotate(x, position, frequency):
-    """x (B,NH,T,HS): the pair (2i, 2i+1) of a token turned by its position (B or 1,T), or by Clock's S (B,NH,T), times
-    frequency[i]; channels without a frequency are not turned"""
-    x, rest = x[..., :2 * len(frequency)], x[..., 2 * len(frequency):]
-    position = position[:, None] if position.ndim == 2 else position
-    angle = position.double()[..., None] * frequency.to(position.device)
+def rotate(x, angle):
+    """x (B,NH,T,HS): the pair (2i, 2i+1) of a token turned by angle (B or 1,NH or 1,T,pairs), in double; channels
+    without an angle are not turned"""
+    x, rest = x[..., :2 * angle.shape[-1]], x[..., 2 * angle.shape[-1]:]
     cos, sin = angle.cos().to(x.dtype), angle.sin().to(x.dtype)
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.cat((torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2), rest), dim=-1)
@@ -192,17 +191,35 @@ class Cable(nn.Module):
 
 
 class Clock(nn.Linear):
-    """rope's clock=cable: S (B,NH,T) in double, the running sum of ReLU(x.w + c), which c = 1 makes about t at first"""
+    """rope's clock=cable: S (B,NH,T,1) in double, the running sum of ReLU(x.w + c), which c = 1 makes about t at
+    first"""
     def __init__(self, config):
         super().__init__(config.n_embd, config.n_head)
+
+    def reset_parameters(self):
         nn.init.normal_(self.weight, std=0.02)
         nn.init.ones_(self.bias)
 
+    def steps(self, z):
+        return F.relu(z)[..., None]
+
     def forward(self, x, is_token=None):
-        b = F.relu(super().forward(x))
+        b = self.steps(super().forward(x).transpose(1, 2))
         if is_token is not None:
-            b = b.masked_fill(~is_token[..., None], 0)
-        return b.transpose(1, 2).cumsum(-1, dtype=torch.float64)
+            b = b.masked_fill(~is_token[:, None, :, None], 0)
+        return b.cumsum(2, dtype=torch.float64)
+
+
+class Carope(Clock):
+    """carope's angles (B,NH,T,HS/2), the running sums of f^i, f = 1 / (1 + softplus(x.w + c)): rope's at first"""
+    def reset_parameters(self):
+        nn.init.zeros_(self.weight)
+        y = 10000.0 ** (2 * self.out_features / self.in_features) - 1       # softplus(c), so that f = 10000^(-2/HS)
+        nn.init.constant_(self.bias, y + math.log(-math.expm1(-y)))
+
+    def steps(self, z):
+        i = torch.arange(self.in_features // self.out_features // 2, device=z.device)
+        return (1 / (1 + F.softplus(z.double())))[..., None] ** i
 
 
 class Grape(nn.Module):
@@ -380,8 +397,10 @@ class EncodedAttention(nn.Module):
         super().__init__()
         scales = with_part(config, index, ("ssmax",)).position["name"] == "ssmax"
         self.ssmax = SSMax(config) if scales else None
-        self.rope, config = with_part(config, index, ("rope",)), with_part(config, index, BIASES)
+        self.rope, config = with_part(config, index, TURNS), with_part(config, index, BIASES)
         self.clock = Clock(config) if self.rope.position.get("clock") == "cable" else None
+        if self.rope.position["name"] == "carope":
+            self.clock = Carope(config)
         self.config, self.name, self.index = config, config.position["name"], index
         self.scale = 1.0 / math.sqrt(config.n_embd // config.n_head)
         if self.name == "t5_clip" and config.position["scale"] == "C":
@@ -391,6 +410,14 @@ class EncodedAttention(nn.Module):
             setattr(self, attribute, module(config))
         elif self.name == "t5_clip" and config.position["layers"] == "own":
             self.t5 = t5_table(config)
+
+    def angles(self, time, length, scaling):
+        """what the pairs of q and k are turned by (B or 1,NH or 1,T,pairs), and the factor on q.k, as in
+        rope_frequencies; time: the positions (B or 1,T), or what clock has made"""
+        if self.rope.position["name"] == "carope":
+            return time, 1.0
+        f, factor = rope_frequencies(self.rope, length, scaling)
+        return (time[:, None, :, None] if self.clock is None else time).double() * f.to(time.device), factor
 
     def bias(self, row, column, S_row, S_col, g, t5, dtype):
         """(B or 1,NH,rows,columns) or None: what the scores of queries at row (B or 1,rows) and keys at column (B or

@@ -158,7 +158,7 @@ class Rows:
         if self.past > 0:                           # the document of the last token that the cache has
             key = last_key(cache, 0, self.past)
             last = join(key[:, 0, 0, -columns_of(key.dtype):]).to(begin.dtype)
-            begin = torch.cat((torch.maximum(begin[:, :1], last[:, None]), begin[:, 1:]), dim=1)
+            begin = torch.cat((torch.maximum(begin[:, :1], last), begin[:, 1:]), dim=1)
         self.begin = begin.cummax(1).values
 
 
@@ -179,37 +179,42 @@ class CableAttention(EncodedAttention):
             scores = scores.masked_fill(hidden, torch.finfo(dtype).min)
         return (F.softmax(scores, dim=-1) @ v.to(dtype)).to(v.dtype)
 
+    def sums(self, x, is_token):
+        """S (B,NH,T,sums) of x's tokens alone, in double, or Grape's w; and g (B,NH,T). None: the layer has none"""
+        if self.name in CABLES:
+            b, g = self.cable(x, is_token)
+            return b.cumsum(-1, dtype=torch.float64)[..., None], g
+        if self.name in GRAPES:
+            w, g = self.grape(x)
+            return w.double()[..., None], g
+        return None if self.clock is None else self.clock(x, is_token), None
+
     def attend(self, x, q, k, v, rows, cache, t5):
         """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C)"""
         B, T, C = x.shape
-        HS, window, S, g, f = q.shape[-1], window_of(self.config, self.index), None, None, None
+        HS, window = q.shape[-1], window_of(self.config, self.index)
         # longrope turns all keys by other angles once a text is long: its cache has them as they are
         turned_late = (self.rope.stretch or {}).get("rope_type") == "longrope"
-        if self.name in CABLES:
-            b, g = self.cable(x, rows.is_token)
-            S = b.cumsum(-1, dtype=torch.float64)
-        elif self.name in GRAPES:
-            w, g = self.grape(x)
-            S = w.double()
-        elif self.clock is not None:
-            S = self.clock(x, rows.is_token)
+        S, g = self.sums(x, rows.is_token)
+        n = 0 if S is None else S.shape[-1] * columns_of(k.dtype)
         if S is not None and rows.past > 0 and self.name not in GRAPES:
-            S = S + join(last_key(cache, self.index, rows.past)[..., HS:HS + columns_of(k.dtype)])
-        if self.rope.position["name"] == "rope":
+            S = S + join(last_key(cache, self.index, rows.past)[..., HS:HS + n])
+        turns = self.rope.position["name"] != "none"
+        if turns:
             length = int(rows.key_position.max()) + 1 if turned_late else rows.past + T
-            f, factor = rope_frequencies(self.rope, length, self.rope.stretch)
-            time = rows.position if self.clock is None else S
-            q = rotate(q, time, f) * factor
-            k = k if turned_late else rotate(k, time, f)
+            angle, factor = self.angles(rows.position if self.clock is None else S, length, self.rope.stretch)
+            q = rotate(q, angle) * factor
+            k = k if turned_late else rotate(k, angle)
         if cache is not None:       # S or w, and last the document's begin, travel as columns of the keys
-            more, n = [] if S is None else [split(S, k.dtype)], columns_of(k.dtype)
+            more = [] if S is None else [split(S, k.dtype)]
             if rows.begin is not None:
-                more.append(split(rows.begin[:, None].double().expand(B, k.shape[1], T), k.dtype))
+                begin = rows.begin[:, None, :, None].double().expand(B, k.shape[1], T, 1)
+                more.append(split(begin, k.dtype))
             k, v = cache.update(torch.cat((k, *more), dim=-1), v, self.index)
             k, v = k[:, :, :rows.past + T], v[:, :, :rows.past + T]         # a static cache has room for more
             S, k = None if S is None else join(k[..., HS:HS + n]), k[..., :HS]
-        if f is not None and turned_late:
-            k = rotate(k, rows.key_position if self.clock is None else S, f)
+        if turns and turned_late:
+            k = rotate(k, self.angles(rows.key_position if self.clock is None else S, length, self.rope.stretch)[0])
         out = []
         for first in range(0, T, ROWS):
             last = min(first + ROWS, T)
@@ -229,8 +234,8 @@ class CableAttention(EncodedAttention):
             if rows.is_key is not None:
                 padding = ~rows.is_key[:, None, None, :seen]
                 hidden = padding if hidden is None else hidden | padding
-            S_row = None if S is None else S[..., rows.past + first:rows.past + last]
-            S_column = None if S is None else S[..., :seen]
+            S_row = None if S is None else S[:, :, rows.past + first:rows.past + last, 0]
+            S_column = None if S is None else S[:, :, :seen, 0]
             g_row = None if g is None else g[..., first:last]
             arguments = (q[:, :, first:last], k[:, :, :seen], v[:, :, :seen], row, column, S_row, S_column, g_row, t5,
                          hidden)
@@ -242,20 +247,20 @@ class CableAttention(EncodedAttention):
 
 
 def split(S, dtype):
-    """S (B,NH,T) in double as columns (B,NH,T,parts) of a smaller type that add up to it"""
+    """S (B,NH,T,sums) in double as columns (B,NH,T,sums * parts) of a smaller type; the parts of a sum add up to it"""
     parts = []
     for _ in range(columns_of(dtype)):
         parts.append(S.to(dtype))
         S = S - parts[-1].double()
-    return torch.stack(parts, dim=-1)
+    return torch.stack(parts, dim=-1).flatten(-2)
 
 
 def columns_of(dtype):
     return 2 if dtype == torch.float32 else 4
 
 
-def join(parts):
-    return parts.double().sum(-1)
+def join(columns):
+    return columns.double().reshape(*columns.shape[:-1], -1, columns_of(columns.dtype)).sum(-1)
 
 
 def last_key(cache, index, past):
@@ -306,10 +311,12 @@ class CableBase(PreTrainedModel):
         return output if return_dict else output.to_tuple()
 
     def _init_weights(self, module):
-        if isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
+        if isinstance(module, Clock):
+            module.reset_parameters()
+        elif isinstance(module, (nn.Linear, nn.Embedding, Conv1D)):
             nn.init.normal_(module.weight, std=0.02)
             if getattr(module, "bias", None) is not None:
-                nn.init.constant_(module.bias, 1.0 if isinstance(module, Clock) else 0.0)
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.LayerNorm):
             nn.init.ones_(module.weight)
             nn.init.zeros_(module.bias)
