@@ -59,8 +59,7 @@ def parameters(run):
 
 
 def sentence(a, b, T, ours, theirs):
-    """"cable - alibi at 1,024: -0.0310 nats [-0.0340, -0.0280], 3 seeds, 64 windows: cable is better"; ours, theirs:
-    the losses of each seed, files that windows() reads"""
+    """as verdict(); ours, theirs: the losses of each seed, files that windows() reads"""
     losses = [(windows(x, T), windows(y, T)) for x, y in zip(ours, theirs)]
     counts = {values.size for pair in losses for values in pair}
     if len(counts) > 1:
@@ -70,11 +69,13 @@ def sentence(a, b, T, ours, theirs):
 
 
 def verdict(a, b, T, d):
-    """the sentence of the differences d (seeds, windows)"""
+    """("cable - alibi at 1,024: -0.0310 nats [-0.0340, -0.0280], 3 seeds, 64 windows: cable is better", "cable") of the
+    differences d (seeds, windows); None in the place of the better one if that is undecided"""
     mean, low, high = interval(d)
     text = f"{a} - {b} at {T:,}: {mean:+.4f} nats"
     of = f", {d.shape[0]} seeds, {d.shape[1]:,} windows: "
     if low is None:
-        return text + of + f"undecided, as fewer than {LEAST_SEEDS} seeds or 2 windows decide nothing"
+        return text + of + f"undecided, as fewer than {LEAST_SEEDS} seeds or 2 windows decide nothing", None
     better = a if high < 0 else b
-    return text + f" [{low:+.4f}, {high:+.4f}]" + of + ("undecided" if low <= 0 <= high else f"{better} is better")
+    better = None if low <= 0 <= high else better
+    return text + f" [{low:+.4f}, {high:+.4f}]" + of + (f"{better} is better" if better else "undecided"), better

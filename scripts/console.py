@@ -300,8 +300,9 @@ NO_TEXT = "\ufffd"                                      # in the place of bytes 
 
 
 def read_table(path, columns=None, key=()):
-    """The rows of a CSV, {column: text}. columns: {name: kind} of the columns that must be there; a number is a number
-    then, or None where the cell is empty. key: the columns that tell the rows apart."""
+    """The rows of a CSV, {column: text}; lines before them that begin with # are comments. columns: {name: kind} of the
+    columns that must be there; a number is a number then, or None where the cell is empty. key: the columns that tell
+    the rows apart."""
     text, columns = read_bytes(path).decode("utf-8", "replace").replace("\0", NO_TEXT), columns or {}
     rows, names, seen = [], [], {}
     lines = csv.reader(text.splitlines(keepends=True), strict=True)
@@ -310,6 +311,8 @@ def read_table(path, columns=None, key=()):
         raise BadInput(f"{path}: line {max(1, lines.line_num)}: {expected}") from None
     try:
         names += next(lines, [])
+        while names and names[0].startswith("#"):
+            names[:] = next(lines, [])
         for name in [*columns, *key, *names] if names else refuse("expected the names of the columns, got nothing"):
             if names.count(name) != 1:
                 refuse(f"{name}: expected one column of this name, got {names.count(name)}")

@@ -47,9 +47,10 @@ def read(path, columns=None, key=()):
     return console.read_table(path, columns, key) if os.path.exists(path) else []
 
 
-def write(path, rows):
-    """a CSV of these rows; a kill at any moment leaves the old file or the new one"""
+def write(path, rows, about=""):
+    """a CSV of these rows, below a comment; a kill at any moment leaves the old file or the new one"""
     text = io.StringIO()
+    text.write(f"# {about}\n" * bool(about))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

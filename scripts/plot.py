@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""plot.py -- figures from a run's log.jsonl. Needs matplotlib and nothing else.
+"""plot.py -- figures from a run's log.jsonl, or from the CSV of a study. Needs matplotlib and nothing else.
 
     python3 scripts/plot.py train   RUN_DIR [RUN_DIR ...] -o train.png     training and validation loss, learning rate,
                                                                            and the share of dead heads, if any
@@ -7,6 +7,8 @@
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
     python3 scripts/plot.py passages RUN_DIR [RUN_DIR ...] -o passages.png right answers by length and depth (--tasks)
     python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (--heads)
+    python3 scripts/plot.py study   STUDY.csv -o study.png                 perplexity by length of a study's models
+    python3 scripts/plot.py positions STUDY.csv -o positions.png           loss by position, of a study with --positions
     python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
                                                                            --normalize divided by its largest magnitude
 
@@ -156,11 +158,13 @@ def figure(width=8.0, height=4.5, **kwargs):
     return plt.subplots(figsize=(width, height), constrained_layout=True, **kwargs)
 
 
-def save(fig, path, **more):
-    """writes a figure in the format that the name ends with, PNG if it has no ending"""
-    image = io.BytesIO()
+def save(fig, path, about=""):
+    """writes a figure in the format that the name ends with, PNG if it has no ending; about: kept in its metadata"""
+    image, form = io.BytesIO(), os.path.splitext(path)[1][1:] or "png"
+    metadata = {"pdf": {"Subject": about, "CreationDate": None}, "svg": {"Description": about, "Date": None},
+                "png": {"Description": about}}.get(form)
     try:
-        fig.savefig(image, format=os.path.splitext(path)[1][1:] or "png", **more)
+        fig.savefig(image, format=form, metadata=metadata)
     except ValueError as e:                         # an unknown format
         raise BadInput(f"{path}: {e}") from None
     console.write_whole(path, image.getvalue())
@@ -582,26 +586,146 @@ def plot_bias(paths, normalize=False):
     return fig
 
 
+# A number of one run of a study: what it is (ppl; ppl, stride 64; loss at some positions; tok_per_s; mem; val, the loss
+# of the last validation; dead heads, their share then), and at which length, 0 where it has none
+STUDY = {"model": console.TEXT, "trained_at": console.POSITIVE, "encoding": console.TEXT, "lr": console.TEXT,
+         "seed": console.TEXT, "T": console.COUNT, "what": console.TEXT, "positions": console.TEXT,
+         "value": console.NUMBER}
+
+
+def key_of(row):
+    return row["model"], row["trained_at"], row["encoding"]
+
+
+def best_rates(rows):
+    """{(model, trained length, encoding): the learning rate that counts}: with the lowest mean of the last validations,
+    among those with which most seeds have finished"""
+    found = {}
+    for r in rows:
+        losses = found.setdefault(key_of(r), {}).setdefault(r["lr"], [])
+        losses += [r["value"]] * (r["what"] == "val")
+    order = lambda losses: (-len(losses), statistics.fmean(losses or [0]))
+    return {key: min(rates, key=lambda lr: order(rates[lr])) for key, rates in found.items()}
+
+
+def counted(rows):
+    """the rows of the learning rates that count"""
+    rates = best_rates(rows)
+    return [r for r in rows if r["lr"] == rates[key_of(r)]]
+
+
+def cells_of(rows, what, at=lambda row: row["T"]):
+    """{(model, trained length, encoding): {at(row): [the value of each seed]}}"""
+    found = {}
+    for r in rows:
+        if r["what"] == what:
+            found.setdefault(key_of(r), {}).setdefault(at(r), []).append(r["value"])
+    return found
+
+
+def study_panels(rows, cells, plot_row, xlabel):
+    """A panel for each size and trained length, in which plot_row(ax, key, label, colour, marker) draws each encoding
+    that has cells and returns its line. Returns (figure, {panel: the trained length})."""
+    models, lengths, encodings = (list(dict.fromkeys(r[name] for r in rows)) for name in
+                                  ("model", "trained_at", "encoding"))
+    fig, axes = figure(1.8 + 3.6 * len(lengths), 0.9 + 3.4 * len(models), nrows=len(models), ncols=len(lengths),
+                       sharex=True, sharey=True, squeeze=False)
+    styles, lines = styles_of(("", pos) for pos in encodings), {}
+    for key in cells:
+        ax = axes[models.index(key[0])][lengths.index(key[1])]
+        lines[key[2]] = plot_row(ax, key, literal(key[2]), *styles["", key[2]])
+    panels = {}
+    for model, of_model in zip(models, axes):
+        for T, ax in zip(lengths, of_model):
+            ax.set_title(literal(f"trained at {T:,}" + f", {model}" * (len(models) > 1)), fontsize=11)
+            panels[ax] = T
+    axes[-1][len(lengths) // 2].set_xlabel(xlabel)
+    legend_beside(axes[len(axes) // 2][-1], [(line.get_ydata()[-1], line) for line in lines.values()])
+    return fig, panels
+
+
+def read_study(paths):
+    return counted(console.read_table(paths[0], STUDY))
+
+
+def plot_study(paths):
+    return draw_study(read_study(paths))
+
+
+def draw_study(rows):
+    """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
+    cells, shown = cells_of(rows, "ppl"), []
+    stride = next((r["what"] for r in rows if r["what"].startswith("ppl, stride ")), "")
+    slid = cells_of(rows, stride)
+
+    def plot_row(ax, key, label, colour, marker):
+        line = line_of_seeds(ax, cells[key], color=colour, marker=marker, markersize=5, label=label)
+        dashed = {T: statistics.fmean(values) for T, values in sorted(slid.get(key, {}).items())}
+        ax.plot(list(dashed), list(dashed.values()), color=colour, linewidth=1, linestyle="--", label="_sliding")
+        shown.extend([*line.get_ydata(), *dashed.values()])
+        return line
+
+    dashed = f"; dashed: {stride[5:]}" * bool(slid)
+    fig, panels = study_panels(rows, cells, plot_row, "evaluation length T (tokens)" + dashed)
+    for ax, T in panels.items():
+        length_axis(ax, [length for row in cells.values() for length in row])
+        perplexity_axis(ax, shown)
+        mark_trained(ax, [T])
+        ax.set_ylabel("perplexity" if ax.get_subplotspec().is_first_col() else "")
+    return fig
+
+
+def plot_positions(paths):
+    return draw_positions(read_study(paths))
+
+
+def draw_positions(rows):
+    """the loss by position in the longest windows that an encoding has, its band the standard deviation"""
+    ends = lambda row: (row["T"], tuple(int(end) for end in row["positions"].split("-")))
+    cells, drawn = cells_of(rows, "loss", ends), []
+    if not cells:
+        raise BadInput("expected a study with --positions, got no loss by position")
+
+    def plot_row(ax, key, label, colour, marker):
+        longest = max(T for T, _ in cells[key])
+        points = {math.sqrt(at[0] * at[-1]): losses for (T, at), losses in cells[key].items() if T == longest}
+        line = line_of_seeds(ax, points, color=colour, marker=marker, markersize=4, label=label)
+        drawn.append(line.get_xydata())
+        return line
+
+    longest = max(T for row in cells.values() for T, _ in row)
+    fig, panels = study_panels(rows, cells, plot_row, f"position in windows of up to {longest:,} tokens")
+    for ax, T in panels.items():
+        length_axis(ax, [x for points in drawn for x, _ in points] + [T])
+        ticks = [1 << n for n in range(0, longest.bit_length(), 2)]
+        ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
+        mark_trained(ax, [T])
+        ax.set_ylabel("loss (nats per token)" if ax.get_subplotspec().is_first_col() else "")
+    loss_axis(next(iter(panels)), drawn)
+    return fig
+
+
 FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
-           "heads": plot_heads, "bias": plot_bias}
+           "heads": plot_heads, "study": plot_study, "positions": plot_positions, "bias": plot_bias}
 
 
 def main(argv):
     parser = console.parser(__doc__)
     parser.add_argument("figure", choices=FIGURES)
-    parser.add_argument("input", nargs="+", help="run directories, or for bias one JSON file")
+    parser.add_argument("input", nargs="+", help="run directories, or for bias a JSON file, for study, positions a CSV")
     parser.add_argument("-o", "--out", help="the image to write, .png, .svg or .pdf")
     parser.add_argument("--normalize", action="store_true", help="bias: divide each matrix by its largest magnitude")
     args = parser.parse_args(argv)
     first = args.input[0]
     beside = os.path.join(first, args.figure) if os.path.isdir(first) else os.path.splitext(first)[0]
     out = args.out or beside + ".png"
-    if args.figure == "bias" and len(args.input) > 1:
-        raise BadInput("bias: expected one JSON file, got " + ", ".join(args.input))
+    if args.figure in ("bias", "study", "positions") and len(args.input) > 1:
+        raise BadInput(f"{args.figure}: expected one file, got " + ", ".join(args.input))
     if args.normalize and args.figure != "bias":
         raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
     fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
-    save(fig, out)
+    about = re.match(rb"# (.*)\n", console.read_bytes(first)) if first.endswith(".csv") else None
+    save(fig, out, about[1].decode() if about else "")
     print(out)
 
 

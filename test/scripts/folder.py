@@ -98,8 +98,8 @@ class Folder(unittest.TestCase):
         return read(self.path(*names))
 
     def table(self, *names):
-        """the rows of a file of CSV"""
-        return list(csv.DictReader(io.StringIO(self.read(*names))))
+        """the rows of a file of CSV, below its comments"""
+        return list(csv.DictReader(line for line in self.read(*names).splitlines(True) if line[0] != "#"))
 
     def records(self, kind, *names):
         """those of one kind in the log of a run"""

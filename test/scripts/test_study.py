@@ -10,6 +10,7 @@ import math
 import os
 import re
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import compare
 import console
 import ledger
 import paper
+import plot
 import report
 import runqueue
 import study
@@ -63,7 +65,7 @@ if "eval_lengths" in flags:
     seed = int(flags["load"].rpartition("_")[2])
     with open(os.path.join(out, "log.jsonl"), "a") as f:
         for T in map(int, flags["eval_lengths"].split(",")) if "mute" not in flags["load"] else ():
-            ppl = 10 + seed ** 2 + T / 64
+            ppl = 10 + seed ** 2 + T / 64 + 100 * float(open(os.path.join(flags["load"], "lr")).read())
             stride = min(T, int(flags.get("stride", T)))
             if "limited" not in flags["load"] or T <= 64:
                 ppl -= 1 - stride / T
@@ -89,7 +91,7 @@ else:
     for step in range(begin, steps):
         print(f"step {step + 1}/{steps} | loss 2.5 | norm 1", flush=True)
         with open(os.path.join(out, "log.jsonl"), "a") as f:
-            f.write(json.dumps({"kind": "train", "step": step}) + "\n")
+            f.write(json.dumps({"kind": "train", "step": step, "loss": 2.5}) + "\n")
         if flags["pos"] == "fails" and step == 1:
             print("x" * 3_000_000 + "\nout of luck", flush=True)
             sys.exit(3)
@@ -106,6 +108,12 @@ else:
             with open(checkpoint, "w") as f:
                 f.write(str(step + 1))
             sys.exit(75)
+    with open(os.path.join(out, "lr"), "w") as f:           # a rate costs perplexity, but for the lowest one
+        f.write(flags["lr"] if float(flags["lr"]) > 1e-3 else "0")
+    if flags["val_every"] != "0":
+        with open(os.path.join(out, "log.jsonl"), "a") as f:
+            f.write(json.dumps({"kind": "val", "step": steps, "loss": abs(float(flags["lr"]) - 3e-3),
+                                "dead_heads": int(flags["seed"]) / 8}) + "\n")
 note("end")
 '''
 
@@ -146,23 +154,29 @@ class TestTable(Fake):
         r = self.study("--encodings", "one", "limited", "--eval_lengths", "64 128", "--val_files", "x/b.txt",
                        "--eval_tokens", "999", seeds="1 2 4")
         of = lambda T: [10 + seed ** 2 + T / 64 for seed in (1, 2, 4)]
-        rows = {(row["encoding"], int(row["T"])): row for row in self.table("s", "study.csv")}
+        rows = {(row["encoding"], int(row["T"])): row for row in self.table("s", "study_means.csv")}
         self.assertEqual(set(rows), {("one", 64), ("one", 128), ("limited", 64)})
+        command, head, first, *_ = self.read("s", "study.csv").split("\n")
+        self.assertRegex(command, fr"^# commit {re.escape(ledger.commit())}: scripts/study.py --seeds 1 2 4 .* limited")
+        self.assertEqual(head, "model,trained_at,encoding,lr,seed,T,what,positions,value,commit")
+        self.assertEqual(first, f'"2,4,64",64,one,1e-3,1,64,ppl,,12.0,{ledger.commit()}')
+        by_seed = [(row["encoding"], int(row["T"]), int(row["seed"]), float(row["value"]))
+                   for row in self.table("s", "study.csv")]
+        self.assertEqual(by_seed, [(pos, T, seed, 10 + seed ** 2 + T / 64) for seed in (1, 2, 4)
+                                   for pos, T in (("one", 64), ("one", 128), ("limited", 64))])
         for (pos, T), row in rows.items():
             mean = sum(of(T)) / 3
             deviation = math.sqrt(sum((v - mean) ** 2 for v in of(T)) / 2)      # of a sample: n - 1
             self.assertAlmostEqual(float(row["mean"]), mean, 4)
             self.assertAlmostEqual(float(row["std"]), deviation, 4)
             self.assertEqual((row["n"], row["model"], row["trained_at"]), ("3", "2,4,64", "64"))
-            self.assertTrue(row["commit"])
-            self.assertIn("--encodings one limited", row["command"])
         self.assertIn("| 64 | one | 18.00 ± 7.94 (3) | 19.00 ± 7.94 (3) |\n"
                       "| 64 | limited | 18.00 ± 7.94 (3) | - |\n", r.stdout)
         table = self.read("s", "study.md")
         self.assertIn(table, r.stdout)
-        self.assertEqual(self.read("s", "study.tex").split("\n")[1:6], [
+        self.assertEqual(self.read("s", "study.tex").split("\n")[2:7], [
             r"\toprule", r"trained at & encoding & 64 & 128 \\", r"\midrule",
-            r"64 & one & 18.00 $\pm$ 7.94 (3) & 19.00 $\pm$ 7.94 (3) \\",
+            r"64 & one & \textbf{18.00 $\pm$ 7.94 (3)} & \textbf{19.00 $\pm$ 7.94 (3)} \\",
             r"64 & limited & 18.00 $\pm$ 7.94 (3) & - \\"])
         self.assertIn("no figure: Python's module matplotlib is missing: ", r.stderr)
         self.assertIn(f"Commit {ledger.commit()}:\n\n    scripts/study.py --seeds 1 2 4 ", table)
@@ -185,7 +199,7 @@ class TestTable(Fake):
         self.assertEqual({(f.get("stride"), f.get("curve"), f["eval_lengths"]) for f in flags},
                          {("48", None, "32,64,128"), (None, True, "64,128")})
         rows = {(row["encoding"], row["T"], row["what"], row["positions"]): row
-                for row in self.table("s", "study.csv")}
+                for row in self.table("s", "study_means.csv")}
         of = lambda pos, T, what="ppl", positions="": float(rows[pos, str(T), what, positions]["mean"])
         ppl = lambda T: 10 + (1 + 4) / 2 + T / 64
         self.assertAlmostEqual(of("one", 128), ppl(128), 4)
@@ -222,32 +236,31 @@ class TestTable(Fake):
                       "| trained at | encoding | 64 | 128 |\n|---|---|---|---|\n| 64 | one | - | - |\n"
                       "| 64 | measured | 1,564 ± 707 (2) | 1,628 ± 707 (2) |\n", self.read("s", "study.md"))
         self.assertIn("| 64 | measured | 3 ± 1 (2) | 3 ± 1 (2) |\n", self.read("s", "study.md"))
-        rows = {(row["encoding"], row["T"], row["what"]): row for row in self.table("s", "study.csv")}
+        rows = {(row["encoding"], row["T"], row["what"]): row for row in self.table("s", "study_means.csv")}
         self.assertEqual(float(rows["measured", "128", "tok_per_s"]["mean"]), 1628)
         self.assertEqual(float(rows["measured", "128", "mem"]["mean"]), 3.4e6)
         self.assertNotIn(("one", "64", "mem"), rows)
         self.study("--encodings", "one")
         self.assertNotIn("Memory", self.read("s", "study.md"))
 
-    def draw(self, *words):
-        with mock.patch.object(sys, "stdout", io.StringIO()):
-            args = study.parse(["--models", "2,4,64", "--trainer", self.fake, "--steps", "1", *words])
-        study.resolve(args)
-        return args
+    @staticmethod
+    def rows(cells, what="ppl"):
+        """of study.csv; cells: {(trained length, encoding): {T: [the value of each seed]}}"""
+        return [{"model": "2,4,64", "trained_at": trained, "encoding": pos, "lr": "1", "seed": seed, "T": T,
+                 "what": what, "positions": "", "value": value, "commit": "abc"}
+                for (trained, pos), row in cells.items() for T, values in row.items()
+                for seed, value in enumerate(values)]
 
     def test_figure(self):
         try:
             import matplotlib  # noqa: F401
         except ImportError:
             self.skipTest("there is no matplotlib")
-        args = self.draw("--encodings", "alibi", "alibi:slopes=geometric", "cable", "--lengths", "64", "128",
-                         "--eval_lengths", "64", "128")
         values = {"alibi": [5.0, 7.0], "alibi:slopes=geometric": [4.0], "cable": [3.0, 3.5]}
-        cells = {("2,4,64", T, pos): {64: v, 128: [x + 1 for x in v]} for pos, v in values.items() for T in (64, 128)}
-        del cells["2,4,64", 128, "cable"]
-        sliding = {("2,4,64", 64, "cable"): {64: [2.0], 128: [2.0, 3.0]}}
-        fig = study.draw(args, study.Results(cells, sliding, {}, {}, ["abc"]))
-        left, right = fig.axes
+        cells = {(T, pos): {64: v, 128: [x + 1 for x in v]} for T in (64, 128) for pos, v in values.items()}
+        del cells[128, "cable"]
+        sliding = self.rows({(64, "cable"): {64: [2.0], 128: [2.0, 3.0]}}, "ppl, stride 16")
+        left, right = plot.draw_study(self.rows(cells) + sliding).axes
         self.assertEqual([[line.get_label() for line in ax.lines if len(line.get_xdata()) == 2 and
                            not line.get_label().startswith("_")] for ax in (left, right)],
                          [list(values), list(values)[:2]])
@@ -259,20 +272,12 @@ class TestTable(Fake):
         deviation = math.sqrt(2)
         self.assertEqual((edges[0], edges[-1]), (round(6 - deviation, 3), round(7 + deviation, 3)))
         self.assertEqual(len({line.get_color() for line in left.lines if line.get_label() in values}), 3)
-        self.assertIn("abc", fig._suptitle.get_text())
-        self.assertIn("scripts/study.py", fig._suptitle.get_text())
-        args.command = "W" * 500 + " --flag --and-another" * 40                      # is in the figure, whole
-        fig = study.draw(args, study.Results(cells, sliding, {}, {}, ["abc"]))
-        fig.set_dpi(150)                                                            # as it is saved
-        fig.canvas.draw()
-        command, of_axes = fig._suptitle.get_window_extent(), fig.axes[0].title.get_window_extent()
-        self.assertEqual(re.sub(r"\s", "", fig._suptitle.get_text()), re.sub(r"\s", "", "commitabc:" + args.command))
-        self.assertTrue(0 <= command.x0 and command.x1 <= fig.bbox.x1 and command.y1 <= fig.bbox.y1, command)
-        self.assertFalse(command.overlaps(of_axes))
-        args = self.draw("--encodings", "one", "two", "--lengths", "64", "--eval_lengths", "64", "128")
-        of_length = {64: {(1, 1): [9.0], (5, 8): [9.0]}, 128: {(1, 1): [5.0, 6.0], (5, 8): [2.0]}}
-        positions = {("2,4,64", 64, "one"): of_length, ("2,4,64", 64, "two"): {128: {(1, 1): [99.0], (5, 8): [2.5]}}}
-        fig = study.draw_positions(args, study.Results({}, {}, positions, {}, ["abc"]))
+        of_length = {64: {"1": [9.0], "5-8": [9.0]}, 128: {"1": [5.0, 6.0], "5-8": [2.0]}}
+        rows = [{**row, "positions": positions} for pos, of in (("one", of_length), ("two", {128: {"1": [99.0],
+                                                                                                  "5-8": [2.5]}}))
+                for T, at in of.items() for positions, losses in at.items()
+                for row in self.rows({(64, pos): {T: losses}}, "loss")]
+        fig = plot.draw_positions(rows)
         axes = fig.axes[0]
         line, = (line for line in axes.lines if line.get_label() == "one")
         self.assertEqual(line.get_xydata().tolist(), [[1.0, 5.5], [math.sqrt(40), 2.0]])   # of the longest windows
@@ -281,8 +286,52 @@ class TestTable(Fake):
         fig.canvas.draw()
         note, = (text.get_window_extent() for text in axes.texts if "cut off" in text.get_text())
         self.assertFalse(note.overlaps(axes.title.get_window_extent()))
-        study.write_results(args, study.jobs_of(args))                              # nothing is finished: no table
-        self.assertFalse(glob.glob(self.path("s", "study.*")))
+
+    def test_figures_are_drawn_again_from_the_csv(self):
+        """those of dev/results, too; each says in its metadata where it is from"""
+        try:
+            import matplotlib  # noqa: F401
+        except ImportError:
+            self.skipTest("there is no matplotlib")
+        self.study("--encodings", "one", "two", "--positions", "--eval_lengths", "64", "128", env={"PYTHONPATH": ""})
+        for name in "study", "study_positions":
+            for form, start in (".png", b"\x89PNG"), (".pdf", b"%PDF"):
+                image = read_bytes(self.path("s", name + form))
+                self.assertEqual(image[:4], start)
+                self.assertIn(f"commit {ledger.commit()}: scripts/study.py --seeds 1 2 --lengths".encode(), image)
+        os.chdir(self.folder)
+        for words in (("study", "s/study.csv"), ("positions", "s/study.csv"),
+                      *(("study", path) for path in glob.glob(os.path.join(ROOT, "dev", "results", "study_*.csv")))):
+            self.assertEqual(called(plot.main, *words, "-o", self.path("again.png"))[0], 0, words)
+            self.assertIn(b"scripts/study.py --", read_bytes(self.path("again.png")))
+        self.assertIn("expected a study with --positions", called(
+            plot.main, "positions", os.path.join(ROOT, "dev", "results", "study_layers.csv"))[2])
+
+    def test_nothing_finished_is_no_table(self):
+        args = study.parse(["--models", "2,4,64", "--trainer", self.fake, "--steps", "1", "--encodings", "one",
+                            "--lengths", "64", "--out", self.path("s")])
+        study.resolve(args)
+        study.write_results(args, study.jobs_of(args))
+        self.assertFalse(glob.glob(self.path("s", "study*")))
+
+    def test_the_best_learning_rate_counts(self):
+        self.study("--encodings", "one", "--lr", "1e-3", "--eval_lengths", "64")
+        words = ("--encodings", "one", "--lr", "1e-3", "4e-3", "9e-3", "--eval_lengths", "64")
+        self.study(*words, code=0)
+        self.assertEqual(len(self.calls()), 6)                                      # the first rate was there
+        self.assertEqual({c["flags"]["val_every"] for c in self.calls()[2:]}, {"1000000000"})
+        table = self.read("s", "study.md")
+        self.assertIn("| trained at | encoding | lr | 64 |\n|---|---|---|---|\n"
+                      "| 64 | one | 4e-3 | 13.90 ± 2.12 (2) |\n", table)
+        self.assertIn("| trained at | encoding | lr | dead heads (%) |\n|---|---|---|---|\n"
+                      "| 64 | one | 4e-3 | 18.8 ± 8.8 (2) |\n", table)
+        self.assertEqual({row["lr"] for row in self.table("s", "study_means.csv")}, {"4e-3"})
+        self.assertEqual([row["lr"] for row in self.table("s", "study.csv") if row["what"] == "ppl"],
+                         ["1e-3", "4e-3", "9e-3"] * 2)
+        # a rate that fewer seeds have finished with does not count
+        rows = self.rows({(64, "one"): {0: [3.0, 3.0]}}, "val")
+        rows += [{**self.rows({(64, "one"): {0: [1.0]}}, "val")[0], "lr": "2"}]
+        self.assertEqual(plot.best_rates(rows), {("2,4,64", 64, "one"): "1"})
 
 
 class TestCompare(Fake):
@@ -316,22 +365,39 @@ class TestCompare(Fake):
     def test_verdicts(self):
         random = self.numpy.random.default_rng(6)
         noise = self.differences(random, 3, 50, 0.002, 0.01)
-        self.assertRegex(compare.verdict("a", "b", 1024, noise - 0.05),
-                         r"^a - b at 1,024: -0\.0\d+ nats \[-0\.\d+, -0\.\d+\], 3 seeds, 50 windows: a is better$")
-        self.assertIn(": b is better", compare.verdict("a", "b", 64, noise + 0.05))
-        self.assertIn(": undecided", compare.verdict("a", "b", 64, noise - noise.mean()))
-        self.assertIn("undecided, as fewer than 3 seeds", compare.verdict("a", "b", 64, noise[:2] - 0.05))
+        text, better = compare.verdict("a", "b", 1024, noise - 0.05)
+        self.assertRegex(text, r"^a - b at 1,024: -0\.0\d+ nats \[-0\.\d+, -0\.\d+\], 3 seeds, "
+                         "50 windows: a is better$")
+        for d, says, who in ((noise + 0.05, ": b is better", "b"), (noise - noise.mean(), ": undecided", None),
+                             (noise[:2] - 0.05, "undecided, as fewer than 3 seeds", None)):
+            text, better = compare.verdict("a", "b", 64, d)
+            self.assertEqual((says in text, better), (True, who), text)
         with mock.patch.object(compare, "windows", lambda path, T: noise[0][:len(path)]), \
                 self.assertRaisesRegex(compare.BadInput, "expected as many windows in each evaluation, got 3 and 4"):
             compare.sentence("a", "b", 64, ["one", "two"], ["six", "four"])
 
     def test_refusals(self):
-        for words, message in ((("--compare", "one"), "expected two or more"), (("--compare", "one", "2"), "one 2")):
+        for words, message in ((("--compare", "one"), "expected two or more"), (("--compare", "one", "2"), "one 2"),
+                               (("--compare", "one", "two"), "--compare: expected at least 3 seeds, as fewer decide "
+                                "nothing, got 2: give --seeds 1 2 3")):
             self.assertIn(message, self.study("--encodings", "one", "two", *words, code=2).stderr)
+        self.write("none/scipy.py", "raise ImportError")
+        self.assertIn("module scipy is missing", self.study(
+            "--encodings", "one", "two", "--compare", "one", "two", seeds="1 2 3", code=2,
+            env={"PYTHONPATH": self.path("none")}).stderr)
+        self.assertEqual(self.calls(), [])                                          # before anything is trained
         # no losses, no difference; the rest of the study stands
-        r = self.study("--encodings", "one", "two", "--eval_lengths", "64", "--compare", "one", "two")
+        r = self.study("--encodings", "one", "two", "--eval_lengths", "64", "--compare", "one", "two", seeds="1 2 3")
         self.assertIn("expected a checkpoint", r.stdout)
-        self.assertEqual([c["flags"].get("token_losses") for c in self.calls(of="evaluate")], 4 * [None, True])
+        self.assertEqual([c["flags"].get("token_losses") for c in self.calls(of="evaluate")], 6 * [None, True])
+
+    def test_the_best_and_what_cannot_be_told_from_it(self):
+        cells = {("m", 64, pos): {64: [ppl], 128: [ppl]} for pos, ppl in (("a", 2.0), ("b", 1.0), ("c", 3.0))}
+        cells["n", 64, "a"] = {64: [9.0]}
+        mark = study.marks(cells, {("m", 64, 64, frozenset("ab")), ("m", 64, 64, frozenset("ac")),
+                                   ("n", 64, 128, frozenset("ab"))})
+        self.assertEqual([[mark(key, T, "x") for T in (64, 128)] for key in cells],
+                         [[r"\underline{x}", "x"], [r"\textbf{x}"] * 2, ["x", "x"], [r"\textbf{x}", "x"]])
 
 
 class TestQueue(Fake):
@@ -550,7 +616,7 @@ class TestWords(Fake):
         self.assertRaisesRegex(study.BadInput, "two runs would share", study.jobs_of, args)
 
     def test_what_a_run_costs_depends_on_its_vocabulary(self):
-        run, of = study.Run("one", 1, 8, "1,2,32"), {}
+        run, of = study.Run("one", 1, 8, "1,2,32", "1"), {}
         for name in ("a.txt", "a.bin"):
             args = argparse.Namespace(sizes={}, flags={"train_files": name})
             of[name] = study.flops(run, args, tokens=100, T=8, passes=3)
@@ -579,7 +645,7 @@ class TestWords(Fake):
 
     def test_refusals(self):
         for words, naming in ((("--seed", "3"), "--seed: expected --seeds"), (("--T=3",), "--T: expected --lengths"),
-                              (("--pos", "one"), "--encodings"), (("--lr", "1", "2"), "2: expected a flag"),
+                              (("--pos", "one"), "--encodings"), (("--warmup", "1", "2"), "2: expected a flag"),
                               (("--trainer", self.path("nowhere")), "nowhere: No such file"),
                               (("--resume", "1"), "resumes by itself"), (("--jobs", "-1"), "expected positive")):
             r = self.study("--encodings", "one", *words, code=2)
@@ -644,23 +710,27 @@ class TestTrainer(Folder):
     def test_a_study(self):
         text = "".join(f"line {n} of a text, {n * n} its square.\n" for n in range(400))
         command = [sys.executable, os.path.join(SCRIPTS, "study.py"), "--encodings", "cable", "learned", "fox",
-                   "--seeds", "1", "2", "--lengths", "8", "16", "--models", "1,2,32", "--eval_lengths", "8", "16,32",
-                   "--sliding", "4", "--positions", "--eval_tokens", "200", "--steps", "5", "--train_files",
+                   "--seeds", "1", "2", "3", "--lengths", "8", "16", "--models", "1,2,32", "--eval_lengths", "8",
+                   "16,32", "--sliding", "4", "--positions", "--eval_tokens", "200", "--steps", "5", "--train_files",
                    self.write("a.txt", text), "--val_files", self.write("b_val.txt", text[:3000]), "--trainer",
                    TRAINER, "--out", self.path("s"), "--jobs", "2", "--compare", "cable", "fox"]
+        # a length that the text does not have is refused before anything is trained
+        r = subprocess.run([*command, "--eval_lengths", "8", "3000"], capture_output=True, text=True, env=ENVIRONMENT)
+        self.assertIn("b_val.txt': expected at least 3001 tokens to evaluate at T = 3000, got 3000", r.stderr)
+        self.assertEqual((r.returncode, os.path.exists(self.path("s"))), (2, False))
         r = subprocess.run(command, capture_output=True, text=True, timeout=300, env=ENVIRONMENT)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
-        rows = self.table("s", "study.csv")
+        rows, runs = self.table("s", "study_means.csv"), self.table("s", "study.csv")
         # learned has no positions beyond those it was trained with
         count = lambda what: sum(row["what"] == what for row in rows)
         self.assertEqual((count("ppl"), count("ppl, stride 4")), 2 * (2 * 2 * 3 + 1 + 2,))
         octaves = {8: 4, 16: 5, 32: 6}
         self.assertEqual(count("loss"), 2 * (octaves[8] + octaves[16] + 2 * octaves[32]) + octaves[8] + octaves[16])
         self.assertEqual((count("tok_per_s"), count("mem")), 2 * (count("ppl"),))
-        self.assertEqual({row["n"] for row in rows}, {"2"})
-        self.assertEqual({row["commit"] for row in rows}, {ledger.commit()})
+        self.assertEqual(({row["n"] for row in rows}, len(runs)), ({"3"}, 3 * len(rows)))
+        self.assertEqual({row["commit"] for row in runs}, {ledger.commit()})
         values = []
-        for seed in (1, 2):
+        for seed in (1, 2, 3):
             log = lines(self.read("s", "1x2x32", "fox-T16", f"seed_{seed}", "eval", "b", "log.jsonl"))
             values += [record["ppl"] for record in log if record["kind"] == "extrapolation" and record["T"] == 32]
         of_32 = {row["what"] + row["positions"]: row for row in rows
@@ -668,24 +738,24 @@ class TestTrainer(Folder):
         found = of_32["ppl"]
         # 200 tokens are 25 whole windows of 8, so the difference is that of the evaluations' losses
         both = {}
-        for pos, seed in itertools.product(("cable", "fox"), (1, 2)):
+        for pos, seed in itertools.product(("cable", "fox"), (1, 2, 3)):
             log = lines(self.read("s", "1x2x32", f"{pos}-T16", f"seed_{seed}", "eval", "b", "log.jsonl"))
             both.setdefault(pos, []).extend(r["loss"] for r in log if r["kind"] == "extrapolation" and r["T"] == 8)
-        difference = (sum(both["cable"]) - sum(both["fox"])) / 2
+        difference = (sum(both["cable"]) - sum(both["fox"])) / 3
         after = r.stdout[r.stdout.index("- 1,2,32, trained at 16; cable has "):]
-        self.assertIn(f"cable - fox at 8: {difference:+.4f} nats, 2 seeds, 25 windows: undecided", after)
+        self.assertRegex(after, rf"cable - fox at 8: \{difference:+.4f} nats \[.*\], 3 seeds, 25 windows: ")
         # the octaves of a window's positions are all of it, but for the last window, which is cut short
         losses = [float(of_32["loss" + p]["mean"]) for p in ("1", "2", "3-4", "5-8", "9-16", "17-32")]
         mean = sum(n * loss for n, loss in zip((1, 1, 2, 4, 8, 16), losses)) / 32
         self.assertAlmostEqual(mean, math.log(float(found["mean"])), 1)
-        self.assertAlmostEqual(float(found["mean"]), sum(values) / 2, 3)
-        self.assertAlmostEqual(float(found["std"]), abs(values[0] - values[1]) / math.sqrt(2), 3)
+        self.assertAlmostEqual(float(found["mean"]), sum(values) / 3, 3)
+        self.assertAlmostEqual(float(found["std"]), statistics.stdev(values), 3)
         tables, silent = report.gather(report.find_runs([self.path("s")]))
         table, _ = sorted((t for t in tables if t.ours), key=lambda t: t.key.metric)     # and that of sliding windows
         self.assertEqual((table.key.evaluated_on, table.values(("cable_v1", 16), 32), silent), ("b", values, []))
         if os.path.exists(self.path("s", "study.png")):
             self.assertEqual(read_bytes(self.path("s", "study.png"))[:8], b"\x89PNG\r\n\x1a\n")
-            self.assertRegex(r.stdout, r"\nwrote .*study\.csv, .*study\.png, .*study_positions\.png\n")
+            self.assertRegex(r.stdout, r"\nwrote .*study\.csv, .*study\.png, .*study\.pdf, .*study_positions\.pdf\n")
         else:
             self.assertIn("matplotlib", r.stderr)
         # the trainer's own view: a finished run that is started again has nothing to do
