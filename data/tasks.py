@@ -27,7 +27,7 @@ keys, each with 2 N values on average; line, circle: moves; fflm: instructions),
 mqrar have 8 tenths of --length, haystack 16 tenths, index 4 times and fflm 8 times as many. recall and fflm always have
 the most, because they ask along the way.
 TASK_test_NNNN.bin has examples of exactly NNNN symbols: 1, 2, 4 and 8 times as many as the longest in training, of
-haystack up to 512 times, and beyond 16 times so many fewer examples that all files have as many tokens.
+haystack up to 512 times. Beyond 16 times a file has fewer examples, and as many tokens as the file of 16 times.
 Of fflm's instructions 80 % are ignored, in fflm_test_sparse_NNNN.bin 98 % and in fflm_test_dense_NNNN.bin 10 %.
 With --text it plants passages in windows of a text instead, and asks for them at the window's end:
 

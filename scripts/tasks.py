@@ -181,7 +181,7 @@ def draw(rows, order, path):
     lines = -(-len(names) // columns)
     width = 3.2 * max(2, columns)                           # the label below needs two columns
     fig, axes = plot.figure(width, 2.7 * lines + 0.8, nrows=lines, ncols=columns, squeeze=False, sharey=True)
-    drawn = {}
+    styles, drawn = plot.styles_of((p, p) for p in in_order({p for _, p in cells}, order)), {}
     for ax, task in zip(axes.flat, names):
         ax.set_title(task)
         multiples = generators.multiples(task)
@@ -189,7 +189,7 @@ def draw(rows, order, path):
             points = [(m, *(100 * f(c) for f in (statistics.mean, min, max)))
                       for m, c in zip(multiples, columns_of(cells[task, pos])) if c]
             if points:
-                colour, marker = plot.style(pos)
+                colour, marker = styles[pos, pos]
                 x, means, low, high = zip(*points)
                 drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
                 ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
@@ -266,6 +266,8 @@ def main(argv):
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
     chosen(args.compare, pos, "--compare")
+    if args.compare:
+        console.need("scipy.stats")                         # before hours of training
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
     old, code = recorded(args), 0
     done = {(r["task"], r["pos"], r["seed"]) for r in old if r["steps"] == args.steps}

@@ -4,6 +4,7 @@
     scripts/verdict.py                  the rows: what is published, and what a seed of ours costs
     scripts/verdict.py ROW...           trains the seeds that these rows lack, and says a word for each number
     scripts/verdict.py ROW --seeds 1    one seed more: 45 minutes, say; results stay in --results
+    scripts/verdict.py index-rope --trainer ./train_gpt2cu    on a GPU, which this row needs
 
 A row is a training by scripts/tasks.py of the published model, and the numbers that it was tested for; the schedule is
 ours where the paper gives none. The paper's own tables need a GPU: scripts/paper.py trains their rows, and
@@ -36,13 +37,20 @@ def wrong_bits(row):
     return 100 * (1 - row["accuracy"])
 
 
+def right_answers(row):
+    return 100 * row["exact"] / row["examples"]
+
+
 FLIP_FLOP = {"model": "1,2,64", "length": 32, "B": 16, "steps": 30_000, "lr": "1e-2", "examples": 160_000}
+INDEXING = {"model": "8,8,512", "steps": 100_000, "lr": "3e-4", "examples": 1_600_000}
 PATH = "PaTH (arXiv 2505.16381), table 1: wrong bits of 256 instructions"
 ROWS = {
     "fflm-rope": Row("rope", "fflm", {"fflm": (6.9, 0.05), "fflm_sparse": (40.3, 0.05), "fflm_dense": (0.01, 0.05)},
                      wrong_bits, PATH, FLIP_FLOP, 45),
     "fflm-fox": Row("fox", "fflm", {"fflm": (8.3, 0.05), "fflm_sparse": (36.3, 0.05), "fflm_dense": (0.0, 0.05)},
                     wrong_bits, PATH, FLIP_FLOP, 50),
+    "index-rope": Row("rope", "index", {"index": (11.16, 2.45)}, right_answers,
+                      "PoPE (arXiv 2509.10534), table 1: right letters", INDEXING, 4200),
 }
 
 
@@ -89,7 +97,8 @@ def train(name, seed, args):
     row, out = ROWS[name], os.path.join(args.out, name)
     words = [w for flag, value in row.flags.items() for w in (f"--{flag}", str(value))]
     code = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--tasks", row.task, "--pos",
-                           row.pos, "--seeds", str(seed), "--jobs", "1", "--out", out, *words]).returncode
+                           row.pos, "--seeds", str(seed), "--jobs", "1", "--out", out, "--trainer",
+                           args.trainer, *words]).returncode
     kept = recorded(name, args)
     columns = {"task": TEXT, "length": POSITIVE, "trained": POSITIVE, "accuracy": SHARE, "exact": COUNT,
                "examples": POSITIVE, "commit": TEXT}
@@ -108,6 +117,7 @@ def main(argv):
     p.add_argument("--results", default=os.path.join(ROOT, "dev", "results", "verdicts.csv"),
                    help="what was found so far [dev/results/verdicts.csv]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "verdict"), help="the runs [build/verdict]")
+    p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
     for name in args.rows:
         if name not in ROWS:

@@ -489,14 +489,13 @@ class Table(Folder):
 
     def judge_of(self, task, cells):
         """verdict.py, with the row "here": (its exit code, what it prints)"""
-        row = verdict.Row("rope", task, cells, lambda r: 100 * r["exact"] / r["examples"], "a paper",
-                          {"trainer": self.trainer, "examples": 20}, 1)
+        row = verdict.Row("rope", task, cells, verdict.right_answers, "a paper", {"examples": 20}, 1)
 
         def judge(*words):
             with unittest.mock.patch.dict(verdict.ROWS, {"here": row}), \
                     unittest.mock.patch.dict(os.environ, {"PYTHONPATH": self.folder}):      # no figures
                 code, out, err = called(verdict.main, *words, "--results", self.path("verdicts.csv"), "--out",
-                                        self.path("v"))
+                                        self.path("v"), "--trainer", self.trainer)
             return code, out + err
         return judge
 
@@ -523,7 +522,7 @@ class Table(Folder):
         os.remove(self.trainer)                         # no seed is trained again
         self.assertEqual(judge("here", "--seeds", "2")[0], 0)
         self.assertEqual(judge("here", "--seeds", "7")[0], 2)
-        self.assertIn("there: expected some of fflm-rope, fflm-fox, here", judge("there")[1])
+        self.assertIn("there: expected some of fflm-rope, fflm-fox, index-rope, here", judge("there")[1])
         self.assertIn("fflm 6.9 %, fflm_sparse 40.3 %", judge()[1])
 
     def test_words_of_a_verdict(self):
