@@ -192,6 +192,9 @@ def rows_of(experiment, how="printed"):
     if experiment == "generalization":
         return of("arxiv-1", (1024,), ("hellaswag", "fineweb", "wikitext-2", "wikitext-2-words", "wikitext-103",
                                        "wikitext-103-words"), ("t5",))
+    if experiment == "carope":
+        return [row for (data, model), encodings in paper_rows("carope-1", how).items()
+                for row in trained_at((512,), data, model, encodings, lengths=(512, 1024))]
     if experiment == "long":
         return trained_at((1024,), "fineweb-edu", "medium", as_named("cable", "alibi", "rope"), lengths=(LONG,))
     if experiment == "arxiv_figure1":
@@ -223,7 +226,7 @@ def rows_of(experiment, how="printed"):
 BERT = ("table2", "bert_curves")
 AT_LENGTHS = ("arxiv_figure1", "arxiv_figure3", "arxiv_figure5", "arxiv_figure6", "sweep")
 EXPERIMENTS = ("table1", "table2", "table3", "table4", "long", "generalization", "figure3", "figure4", *AT_LENGTHS,
-               "bert_curves", "bias", "small", "quick")
+               "bert_curves", "bias", "carope", "small", "quick")
 
 
 def select(rows, words):

@@ -38,8 +38,9 @@ STYLES = {          # colour, marker
     "alibi": (GREEN, "v"), "alibi_trained": ("#00614A", "<"), "alibi_random": ("#7FCFB5", ">"),
     "grape_q": ("#4B0082", "H"), "grape_k": ("#8A6FB8", "h"), "grape_qk": ("#B39BD8", "D"),
     "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "bam": ("#B03A6F", "4"), "fire": (ORANGE, "*"),
-    "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "learned": (GREY, "h"),
-    "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"), "none": ("#C9B400", "1")}
+    "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "carope": ("#4D4D4D", "X"),
+    "learned": (GREY, "h"), "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"),
+    "none": ("#C9B400", "1")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 

@@ -34,7 +34,8 @@ ALSO = {"wikitext-103, word-level": "wikitext-103", "wikitext-2, word-level": "w
 PAPER_TABLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper_tables.csv")
 COLUMNS = {**dict.fromkeys(("table", "model", "trained_on", "evaluated_on", "metric", "encoding"), TEXT),
            **dict.fromkeys(("trained_at", "512", "1024", "2048", "4096", "8192", "15360", "16384"), NUMBER)}
-QUOTED = "arxiv-text"                   # numbers in the arXiv version's text, which belong to no table
+# numbers in paper_tables.csv that belong to no table of CABLE's paper, with the heading that a report gives them
+QUOTED = {"arxiv-text": "Numbers in the arXiv version's text", "carope-1": "Table 1 of CARoPE (arXiv 2507.23083)"}
 # the names of layers, heads, channels and trained length in config.json, and the sizes
 FAMILIES = {"gpt2": (("n_layer", "n_head", "n_embd", "n_positions"),
                      {(6, 8, 512): "tiny", (12, 12, 768): "small", (24, 16, 1024): "medium"}),
@@ -249,7 +250,7 @@ def paper_numbers():
     """{(model, trained_on, evaluated_on, metric): (table, {pos: {T: value}})}"""
     tables = {}
     for r in paper_rows():
-        if r["table"] != QUOTED:
+        if r["table"] not in QUOTED:
             key = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
             tables.setdefault(key, (r["table"], {}))[1][r["encoding"]] = r["numbers"]
     return tables
@@ -265,19 +266,21 @@ def our_name(encoding):
 
 
 def quoted_numbers(tables, all_rows):
-    """the numbers in the arXiv version's text, and ours where they are perplexities; not all_rows: only where we have
-    one"""
-    rows = []
-    for r in paper_rows():
-        where = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
-        own = [t for t in tables if tuple(t.key[:4]) == where and t.ours]
-        for T, theirs in r["numbers"].items() if r["table"] == QUOTED else ():
-            ours = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), T)]
-            if ours or all_rows:
-                rows.append([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{T:,}",
-                             f"{r['metric']} on {r['evaluated_on']}", f"*{theirs:.2f}*", cell(ours)])
-    head = ["model", "encoding", "trained at", "T", "what", "paper", "ours"]
-    return ["## Numbers in the arXiv version's text", "", *console.table(head, rows), ""] if rows else []
+    """the numbers of QUOTED, and ours where they are perplexities; not all_rows: only where we have one"""
+    lines = []
+    for table, heading in QUOTED.items():
+        rows = []
+        for r in paper_rows():
+            where = r["model"], r["trained_on"], r["evaluated_on"], r["metric"]
+            own = [t for t in tables if tuple(t.key[:4]) == where and t.ours]
+            for T, theirs in r["numbers"].items() if r["table"] == table else ():
+                ours = [v for t in own for v in t.values((r["encoding"], int(r["trained_at"])), T)]
+                if ours or all_rows:
+                    rows.append([r["model"], r["encoding"], f"{int(r['trained_at']):,}", f"{T:,}",
+                                 f"{r['metric']} on {r['evaluated_on']}", f"*{theirs:.2f}*", cell(ours)])
+        head = ["model", "encoding", "trained at", "T", "what", "paper", "ours"]
+        lines += [f"## {heading}", "", *console.table(head, rows), ""] if rows else []
+    return lines
 
 
 def gather(runs):

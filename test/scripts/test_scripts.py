@@ -108,7 +108,8 @@ class TestCommands(Folder):
 
     def test_rows_are_the_papers(self):
         numbers = report.paper_rows()
-        tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"))
+        tables = (("table1", "1"), ("table2", "2"), ("table3", "3"), ("table4", "4"), ("generalization", "arxiv-1"),
+                  ("carope", "carope-1"))
         for experiment, table in tables:
             family = "bert:" if table == "2" else "gpt2:"
             called_t5 = lambda pos: pos.replace("t5_clip", "t5")
@@ -202,7 +203,7 @@ class TestCommands(Folder):
         self.assertEqual([c.T for c in paper.rows_of("arxiv_figure5")], 2 * [512, 1024, 2048, 4096, 8192])
         swept = {r.pos.partition(":")[0] for r in paper.rows_of("sweep")}
         others = {"learned", "ssmax", "alibi_trained", "alibi_random", "cope", "bam", "cable_signed", "grape_q",
-                  "grape_k", "grape_qk"}
+                  "grape_k", "grape_qk", "carope"}
         self.assertEqual(set(report.plot.STYLES) - swept, others)
         for experiment, data in (("arxiv_figure1", "fineweb-edu"), ("arxiv_figure3", "wikitext-103")):
             rows = paper.rows_of(experiment)
@@ -651,7 +652,7 @@ class TestReport(Folder):
             numbers = [float(v) for line in f.readlines()[1:] for v in line.strip().split(",")[7:] if v]
         shown = [float(x) for x in re.findall(r"\*(-?[\d.]+)\*", out)]
         self.assertEqual(sorted(shown), sorted(numbers))
-        self.assertEqual(len(numbers), 374)
+        self.assertEqual(len(numbers), 388)
 
     def test_printed_and_run_stay_apart(self):
         for n, (name, pos) in enumerate((("t5_clip", "t5_clip"), ("as_run/t5_clip", "t5_clip:K=256,scale=C,layers=own"),
