@@ -2,7 +2,7 @@
 # exports.sh -- checkpoints and logs as the libraries of dev/hf/requirements.txt read them: all of test_exports.py,
 # test_tokenizer_export.py and test_log_to_tensorboard.py, in a Python environment of its own; what those libraries save
 # as the trainers read it: test_hf_directories.py, also with the transformers of build/pytorch; and
-# test_gpu_bench_pytorch.py, which wants a PyTorch of this year. The environment is made once (a minute, 5 GB) and kept
+# test_gpu_bench_pytorch.py and test_torch.py, which want a PyTorch of this year. The environment is made once (a minute, 5 GB) and kept
 # under the hash of what is in it.
 #
 # Then those of transformers and of logs run once more in a copy with the newest releases, where there are newer ones.
@@ -96,13 +96,14 @@ fi
 python=$environment/bin/python
 versions "$python"
 dev/install.sh build
-make -s train_gpt2 train_bert
+make -s train_gpt2 train_bert build/libcable.so build/libcable_simt.so
 export PYTORCH_PYTHON=$python
 if [ $# != 0 ]; then exec python3 test/scripts/test_exports.py "$@"; fi
 # Most of it runs in one thread, so as many as there are cores run at a time; what each printed follows in order.
 exports="python3 test/scripts/test_exports.py"
 parts=("$exports Exports Authors HellaSwag" "$exports Transformers BertForMaskedLM SentenceTransformers"
-    "$python test/scripts/test_gpu_bench_pytorch.py" "python3 test/scripts/test_tokenizer_export.py"
+    "$python test/scripts/test_gpu_bench_pytorch.py" "$python test/scripts/test_torch.py"
+    "python3 test/scripts/test_tokenizer_export.py"
     "python3 test/scripts/test_log_to_tensorboard.py" "python3 test/scripts/test_hf_directories.py")
 if [ -x build/pytorch/bin/python ]; then
     parts+=("PYTORCH_PYTHON=build/pytorch/bin/python python3 test/scripts/test_hf_directories.py")

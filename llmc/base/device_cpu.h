@@ -317,6 +317,7 @@ void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args
     const int blocks = (int)grid.blocks;
     [[maybe_unused]] const int chunk = imax(1, blocks / (max_threads() * 4));   // blocks that a thread takes at a time
     const auto block = [=] { kernel(static_cast<P>(args)...); };
+    SharedBuffer::key();                // an error would end the program in the parallel region
     std::atomic<bool> lacks_memory = false;
     OMP(parallel if (blocks > 1))
     {

@@ -190,7 +190,15 @@ class CableAttention(EncodedAttention):
         return None if self.clock is None else self.clock(x, is_token), None
 
     def attend(self, x, q, k, v, rows, cache, t5):
-        """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C)"""
+        """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C). attn_implementation="cable" (dev/torch/cable_torch.py of cable.c)
+        takes whole sequences without a cache, padding, a window or documents."""
+        whole = cache is None and rows.is_key is None and rows.begin is None and window_of(self.config, self.index) == 0
+        known = self.ssmax is None and self.clock is None and not self.rope.stretch
+        if getattr(self.config, "_attn_implementation", None) == "cable" and whole and known:
+            return transformers.AttentionInterface()["cable"](self, x, q, k, v, t5)
+        return self.attend_in_blocks(x, q, k, v, rows, cache, t5)
+
+    def attend_in_blocks(self, x, q, k, v, rows, cache, t5):
         B, T, C = x.shape
         HS, window = q.shape[-1], window_of(self.config, self.index)
         # longrope turns all keys by other angles once a text is long: its cache has them as they are
