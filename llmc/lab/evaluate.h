@@ -39,7 +39,8 @@ struct Progress {
     double start = wall_seconds(), last = start;
     bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
     explicit Progress(const std::string& label) : label(label) {}
-    void update(uint64_t done, uint64_t total, const std::string& more = "") {
+    // reach: how many tokens queries have looked back at most; 0 is not shown
+    void update(uint64_t done, uint64_t total, int reach = 0) {
         const double now = wall_seconds();
         if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
         last = now;
@@ -48,8 +49,9 @@ struct Progress {
         const char *before = terminal ? "\r" : "";
         const char *after = terminal ? "   " : "\n";
         const double percent = 100.0 * (double)done / (double)total;
+        const std::string far = reach > 0 ? strprintf(", looking back up to %d tokens", reach) : "";
         fprintf(stderr, "%s%s: %.0f%%, ETA %s%s%s", before, label.c_str(), percent, format_duration(eta).c_str(),
-                more.c_str(), after);
+                far.c_str(), after);
     }
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 70, ""); } }
 };
@@ -160,8 +162,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
         if (std::any_of(targets.begin(), end, [](int t) { return t != IGNORE_INDEX; })) {
             window_losses(model, acts, tokens.data(), targets.data(), lengths.data(), (int)b.n, T, losses.data(),
                           hits.data(), [&](int t, int reach) {
-                const std::string far = reach > 0 ? strprintf(", looking back up to %d tokens", reach) : "";
-                progress.update(b.first * T + (uint64_t)t, e.windows * T, far);
+                progress.update(b.first * T + (uint64_t)t, e.windows * T, reach);
             });
         }
         for (size_t n = 0; n < b.n * T; n++) {

@@ -1,5 +1,4 @@
-// lab/validate.h -- the token files of a run, and the validation between two updates of a training, which also counts
-// the heads of CABLE's that are dead.
+// lab/validate.h -- the token files of a run, and the validation between two updates of a training.
 #pragma once
 
 #include "../engine/run/run.h"
@@ -47,12 +46,12 @@ enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
 // One block per head, for B windows, the last one of `last` tokens, the others of `stride`
 static __global__ void find_moved_kernel(int* states, const float* S_offset, const double* S_origin, int B, int stride,
                                          int last) {
-    float most = 0.0f;                                      // S at the end of a window
+    float most = 0.0f;
     for (int b = threadIdx.x; b < B; b += blockDim.x) {
         const int t = (b == B - 1 ? last : stride) - 1;
         const size_t bh = (size_t)b * gridDim.x + blockIdx.x;
         const double origin = S_origin[bh * ceil_div(stride, CABLE_CHUNK) + t / CABLE_CHUNK];
-        most = fmaxf(most, (float)(origin + S_offset[bh * stride + t]));
+        most = fmaxf(most, (float)(origin + S_offset[bh * stride + t]));               // S at the end of the window
     }
     most = block_max(most);
     int& state = states[blockIdx.x];
@@ -79,7 +78,6 @@ template <class Acts> struct DeadHeads {
         };
     }
     DeadHeads(const DeadHeads&) = delete;
-    DeadHeads& operator=(const DeadHeads&) = delete;
     ~DeadHeads() {
         acts.watch = nullptr;
         device_free(states);

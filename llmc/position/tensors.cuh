@@ -13,8 +13,7 @@
 // what a model is told of positions: its encodings, and what holds for all of them
 
 // A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
-// All are written to config.json but a number of 0, which stands for one that is not given; a file without the key
-// predates it, and means `old`.
+// config.json has all but a number of 0, which was not given; a file without the key predates it, and means `old`.
 struct Hyperparameter {
     std::string key;
     double value = 0;

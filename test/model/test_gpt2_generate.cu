@@ -420,16 +420,20 @@ TEST_CASE("evaluate: every encoding runs at two and four times the trained lengt
     }
 }
 
-// The losses of one window of ids, in pieces or (Purpose::Evaluate) at once; said(acts, t): see window_losses
+// The losses of one window of ids, in pieces or (Purpose::Evaluate) at once; said(acts, t), farthest: see window_losses
 template <class Said>
-std::vector<float> losses_of(GPT2& model, const std::vector<int>& ids, Purpose purpose, Said said) {
+std::vector<float> losses_of(GPT2& model, const std::vector<int>& ids, Purpose purpose, Said said,
+                             int* farthest = nullptr) {
     const int T = (int)ids.size() - 1;
     std::vector<float> losses((size_t)T), hits((size_t)T);
     Activations acts = activations_describe(model, 1, T, purpose, 0);
     plan_pieces(model, acts);
     activations_allocate(acts);
     window_losses(model, acts, ids.data(), ids.data() + 1, nullptr, 1, T, losses.data(), hits.data(),
-                  [&](int t, int) { said(acts, t); });
+                  [&](int t, int reach) {
+        if (farthest != nullptr) { *farthest = reach; }
+        said(acts, t);
+    });
     acts.release();
     losses.insert(losses.end(), hits.begin(), hits.end());
     return losses;
@@ -472,7 +476,7 @@ TEST_CASE("pieces: keys that no query visits are forgotten", "[pieces]") {
     const size_t before = resident_bytes();
     size_t most = 0, planned = 0;
     size_t key = 0;
-    int kept = 0;
+    int kept = 0, farthest = 0;
     const auto in_pieces = losses_of(model, ids, Purpose::Pieces, [&](Activations& acts, int t) {
         most = std::max(most, resident_bytes());
         planned = acts.bytes();
@@ -480,9 +484,11 @@ TEST_CASE("pieces: keys that no query visits are forgotten", "[pieces]") {
         REQUIRE(acts.forgotten >= kept);                    // the window was not computed once more
         REQUIRE(t > acts.forgotten);
         kept = acts.forgotten;
-    });
+    }, &farthest);
     INFO(pos << ": " << (double)(most - before) / T << " bytes a token, " << T - kept << " keys kept");
     CHECK(kept > T / 2);
+    CHECK(farthest > 0);
+    CHECK(farthest < T - kept);
     CHECK(planned < key * T / 4);
     CHECK(most - before < planned + key * (size_t)std::max(0, T - kept - LEAST_KEPT));
     CHECK(in_pieces == losses_at_once(model, ids));
@@ -524,14 +530,15 @@ TEST_CASE("pieces: a query that needs a forgotten key brings it back", "[pieces]
     for (int& id : ids) { id = id == V - 1 ? 0 : id; }
     ids[30000] = V - 1;
     int last = 0, restarts = 0;
-    int lost = 0;
+    int lost = 0, farthest = 0;
     const auto in_pieces = losses_of(model, ids, Purpose::Pieces, [&](const Activations& acts, int t) {
         restarts += t < last;
         last = t;
         lost = std::max(lost, acts.forgotten);
-    });
+    }, &farthest);
     CHECK(restarts > 0);
     CHECK(lost > 0);
+    CHECK(farthest >= 30000);
     CHECK(in_pieces == losses_at_once(model, ids));
 }
 
