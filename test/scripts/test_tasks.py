@@ -430,7 +430,7 @@ class Table(Folder):
             "| | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
             "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
             "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
-        longer = [{**r, "steps": "9"} for r in rows if r["pos"] == "none"]
+        longer = [{**r, "steps": "9", "exact": "0"} for r in rows if r["pos"] == "none"]
         path = self.write("r/mine.csv", "\n".join(",".join(r.values()) for r in (
             dict(zip(rows[0], rows[0])), *rows[4:], *longer)) + "\n")
         more = ("--out", self.path("p"), "--results", path)
