@@ -50,7 +50,7 @@ struct CublasLt {                   // one per process, never destroyed: at exit
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
     Stream stream = {};
-    std::map<std::array<int, 7>, LtPlan> plans;             // by shape, strides and flags
+    std::map<std::array<int, 8>, LtPlan> plans;             // by shape, strides, flags and matmul_leaves
 };
 inline CublasLt& cublaslt() {
     static CublasLt lt;
@@ -58,10 +58,10 @@ inline CublasLt& cublaslt() {
 }
 
 // The key of a product's plan
-inline std::array<int, 7> lt_key(const LtProduct& p) {
+inline std::array<int, 8> lt_key(const LtProduct& p, int leaves) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
+    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row, leaves};
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -116,10 +116,19 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
 }
 
-// The plan for p, and for all products of the same shape, with the library's first algorithm
-inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
+// The plan for p, and for all products of the same shape, with the library's first algorithm. leaves: multiprocessors
+// that it leaves to another stream. Otherwise a product's blocks, one for each multiprocessor, wait for those that have
+// none because NCCL is there, and it takes twice its time.
+inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     LtPlan plan;
     lt_describe(plan, p);
+    if (leaves > 0) {
+        int target = 0;
+        CUDA_CHECK(cudaDeviceGetAttribute(&target, cudaDevAttrMultiProcessorCount, current_device()));
+        target = imax(target / 2, target - leaves);
+        const auto attribute = CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
+        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &target, sizeof(target)));
+    }
     cublasLtMatmulPreference_t preference;
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
@@ -144,10 +153,38 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     plan.supported = status == CUBLAS_STATUS_SUCCESS && count > 0;
     if (plan.supported) {
         plan.algo = first.algo;
-    } else {
+    } else if (leaves == 0) {
         fprintf(stderr, "warning: cuBLASLt has no algorithm for the product %s; the slow portable kernel computes it\n",
                 product_text(p).c_str());
     }
+    return plan;
+}
+
+// Whether two algorithms add up in the same order: the kernel, its tiles, and how it splits sums
+inline bool lt_same_order(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
+    const std::pair<cublasLtMatmulAlgoConfigAttributes_t, size_t> attributes[] = {      // with their bytes
+        {CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4}, {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
+        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
+        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
+        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
+    for (const auto& [attribute, bytes] : attributes) {
+        uint32_t of_a = 0, of_b = 0;
+        size_t written = 0;
+        const auto read = [&, what = attribute, n = bytes](const cublasLtMatmulAlgo_t& algo, uint32_t& value) {
+            return cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &value, n, &written) == CUBLAS_STATUS_SUCCESS;
+        };
+        if (!read(a, of_a) || !read(b, of_b) || of_a != of_b) { return false; }
+    }
+    return true;
+}
+// The plan for p, made at the first call. A target that would change the order of the sums is refused.
+inline LtPlan& lt_plan_of(CublasLt& lt, const LtProduct& p, int leaves) {
+    LtPlan& plan = lt.plans[lt_key(p, leaves)];
+    if (plan.op != nullptr) { return plan; }
+    plan = lt_plan(lt, p, leaves);
+    if (leaves == 0) { return plan; }
+    const LtPlan& whole = lt_plan_of(lt, p, 0);
+    if (!plan.supported || !whole.supported || !lt_same_order(plan.algo, whole.algo)) { plan = whole; }
     return plan;
 }
 
@@ -167,8 +204,7 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
         lt.stream = stream;
     }
     check(stream == lt.stream, "expected all matrix products on one stream, because they share a workspace, got two");
-    LtPlan& plan = lt.plans[lt_key(p)];
-    if (plan.op == nullptr) { plan = lt_plan(lt, p); }
+    const LtPlan& plan = lt_plan_of(lt, p, matmul_leaves);
     if (!plan.supported) { return false; }
     if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may come from another call
     // out = 1 A B + beta added, which is not read if beta is 0

@@ -194,8 +194,18 @@ inline Stream new_stream() {
 // The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
 // the null stream it can be recorded.
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
-// The stream of what runs beside it: the exchange between ranks
-inline Stream second_stream() { static const Stream s = new_stream(); return s; }
+// The stream of what runs beside it: the exchange between ranks. Its blocks start before those of device_stream() that
+// wait for a multiprocessor.
+inline Stream second_stream() {
+    static const Stream s = [] {
+        int least = 0, greatest = 0;
+        Stream first;
+        CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+        CUDA_CHECK(cudaStreamCreateWithPriority(&first, cudaStreamDefault, greatest));
+        return first;
+    }();
+    return s;
+}
 
 // A point in a stream's work
 struct Event {

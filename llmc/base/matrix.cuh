@@ -146,8 +146,13 @@ __device__ inline void block_product(const Matrix<float>& c, const Matrix<const 
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
+// Multiprocessors of a GPU that products leave to another stream; the bits of a product do not depend on it
+inline int matmul_leaves = 0;
 // to (n) += from (n)
 void add_to(float* to, const float* from, size_t n, Stream stream);
+// own (n), part `me` of `count` parts, becomes their sum; inbox (count-1,n) has the other parts in their order. The sum
+// is a binary tree: neighbours, then pairs of them, and so on.
+void sum_parts(float* own, const float* inbox, int me, int count, size_t n, Stream stream);
 // out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream);
 // out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
@@ -243,5 +248,28 @@ __global__ void add_to_kernel(float* to, const float* from, size_t n) {
 }
 LAUNCHER void add_to(float* to, const float* from, size_t n, Stream stream) {
     if (n > 0) { launch(add_to_kernel, Grid::over(n, stream), to, from, n); }
+}
+
+constexpr int PARTS_LEVELS = 16;            // of the tree of sum_parts
+__global__ void sum_parts_kernel(float* own, const float* inbox, int me, int count, size_t n) {
+    const GridSpan s = grid_span(n);
+    for (size_t e = s.begin; e < s.end; e += s.step) {
+        float left[PARTS_LEVELS];           // at level k the sum of 2^k neighbours, until that on its right is done
+        float sum = 0.0f;
+        for (int i = 0; i < count; i++) {
+            const float* part = i < me ? inbox + n * (size_t)i : inbox + n * (size_t)imax(0, i - 1);
+            sum = i == me ? own[e] : part[e];
+            UNROLL
+            for (int k = 0; k < PARTS_LEVELS; k++) {
+                if (i >> k & 1) { sum = left[k] + sum; }
+                else if (i + 1 < count) { left[k] = sum; break; }
+            }
+        }
+        own[e] = sum;
+    }
+}
+LAUNCHER void sum_parts(float* own, const float* inbox, int me, int count, size_t n, Stream stream) {
+    check(count <= 1 << PARTS_LEVELS, "expected at most %d parts of a sum, got %d", 1 << PARTS_LEVELS, count);
+    if (n > 0) { launch(sum_parts_kernel, Grid::over(n, stream), own, inbox, me, count, n); }
 }
 #endif

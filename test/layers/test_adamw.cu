@@ -134,3 +134,29 @@ TEST_CASE("add_to adds", "[adamw][race][asan]") {
     for (size_t i = 0; i < n; i++) { want[i] = a[i] + b[i]; }
     CHECK(same_bits(got, want));
 }
+
+TEST_CASE("sum_parts has the bits of neighbours added, then pairs of them", "[adamw][race][asan]") {
+    Random random;
+    INFO(random);
+    const size_t n = 1000 + 77;
+    for (int count : {1, 2, 3, 4, 5, 6, 7, 8, 13, 33}) {
+        std::vector<std::vector<float>> parts;
+        for (int i = 0; i < count; i++) { parts.push_back(random.normals(n)); }
+        auto sums = parts;
+        for (size_t step = 1; step < sums.size(); step *= 2) {
+            for (size_t i = 0; i + step < sums.size(); i += 2 * step) {
+                for (size_t e = 0; e < n; e++) { sums[i][e] += sums[i + step][e]; }
+            }
+        }
+        for (int me : {0, count / 2, count - 1}) {
+            std::vector<float> others;
+            for (int i = 0; i < count; i++) {
+                if (i != me) { others.insert(others.end(), parts[(size_t)i].begin(), parts[(size_t)i].end()); }
+            }
+            Array<float> own(parts[(size_t)me]);
+            sum_parts(own, Array<float>(others), me, count, n, Stream(0));
+            INFO("part " << me << " of " << count);
+            CHECK(same_bits(own.host(), sums[0]));
+        }
+    }
+}

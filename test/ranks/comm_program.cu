@@ -80,7 +80,18 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     // this rank's slice has the sum, and then all of it
     const Slice slice = exchange_slice(n, c.rank);
     const uint64_t sent = c.sent;
+    static size_t launches;
+    launches = 0;
+    after_launch = [](const char*, Stream) { launches++; };
     exchange_now("sum", stream, [&] { exchange_sum(data, n, "sum", stream); });
+    after_launch = nullptr;
+    size_t turns = 0;
+    Slice whole = {0, n};
+    for (const RankGroup& g : exchange_groups(c.rank)) {
+        if (g.size > 1) { turns += exchange_turns(group_parts(whole, g), sizeof(float)).count; }
+        whole = slice_part(whole, g.index(c.rank), g.size);
+    }
+    expect(launches <= turns, "one launch a turn", n, m);
     copy_to_host(found.data(), data, sizeof(float) * n, stream);
     expect(std::equal(&found[slice.begin], &found[slice.end], &expected[slice.begin], same_bits), "exchange_sum", n, m);
     exchange_now("sum", stream, [&] { exchange_gather(data, n, "sum", stream); });
@@ -368,6 +379,14 @@ void test_self() {
     }
     end.release();
     device_free(data);
+#if defined(SIMT)
+    // the wait for NCCL to accept a call is shorter than a nap
+    nccl_start(nccl_id());
+    const int naps = simt_naps;
+    for (int i = 0; i < 20; i++) { nccl_settle("self"); nccl_exchange({}, {}, "self", stream); }
+    expect(simt_naps - naps < 10, "a nap for each call", (size_t)(simt_naps - naps), 1);
+    nccl_stop();
+#endif
 }
 #endif
 

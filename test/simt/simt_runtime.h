@@ -23,7 +23,7 @@ enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice
 };
 enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
-enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
+enum { cudaStreamDefault = 0, cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 enum cudaDeviceAttr {
     cudaDevAttrClockRate,
     cudaDevAttrMultiProcessorCount,
@@ -35,6 +35,7 @@ enum cudaDeviceAttr {
 enum class SimtTurn { Done, Waits, Later };
 struct SimtStream {
     bool blocking = true;                                       // waits for the null stream, and is waited for
+    int priority = 0;                                           // the lower the sooner
     std::deque<std::function<SimtTurn()>> queue;
     size_t given = 0;                                           // number of pieces of work so far
     size_t done = 0;
@@ -272,7 +273,21 @@ inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t* s, unsigned flags) {
     simt_streams.push_back(*s);
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, 0); }
+inline cudaError_t cudaStreamCreate(cudaStream_t* s) { return cudaStreamCreateWithFlags(s, cudaStreamDefault); }
+inline cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
+    *least = 0;
+    *greatest = -5;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t* s, unsigned flags, int priority) {
+    cudaStreamCreateWithFlags(s, flags);
+    (*s)->priority = priority;
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamGetPriority(cudaStream_t s, int* priority) {
+    *priority = s->priority;
+    return cudaSuccess;
+}
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
     if (const cudaError_t e = simt_waits()) { return e; }
     if (s == nullptr) { simt_run_all(true); } else { simt_run([=] { return s->queue.empty(); }); }
@@ -352,7 +367,7 @@ inline cudaError_t cudaGetDeviceProperties(cudaDeviceProp* p, int) {
 }
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr a, int) {
     switch (a) {
-        case cudaDevAttrMultiProcessorCount: *value = 1; break;
+        case cudaDevAttrMultiProcessorCount: *value = 132; break;
         case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = (int)SIMT_MAX_SHARED; break;
         case cudaDevAttrComputeCapabilityMajor: *value = 8; break;
         case cudaDevAttrComputeCapabilityMinor: *value = 0; break;

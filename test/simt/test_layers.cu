@@ -420,6 +420,12 @@ static void check_cable(bool softplus_b, bool weighted) {
     launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, T, NH, C, OC, softplus_b, weighted);
     EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
 }
+KERNEL_TEST("streams: the exchange comes before the step's own work") {
+    int own = 0, exchange = 0;
+    CUDA_CHECK(cudaStreamGetPriority(device_stream(), &own));
+    CUDA_CHECK(cudaStreamGetPriority(second_stream(), &exchange));
+    EXPECT(exchange < own, "priorities %d and %d: the lower one comes first", exchange, own);
+}
 KERNEL_TEST("cable: its sums and their gradients") {
     check_cable(false, true);
     check_cable(false, false);

@@ -196,7 +196,7 @@ inline void comm_connect_devices() {
 inline std::string comm_description() {
     const Comm& c = comm();
     if (c.size == 1) { return "1 rank"; }
-    return strprintf("%d ranks, gradients by %s", c.size, c.nccl ? "NCCL" : c.wire->name);
+    return strprintf("%d ranks, gradients by %s", c.size, c.nccl ? ("NCCL " + nccl_version()).c_str() : c.wire->name);
 }
 
 // Sends and receives all pieces at once. The other rank passes a piece of the same size for each; both skip pieces of 0

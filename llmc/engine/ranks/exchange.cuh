@@ -84,26 +84,18 @@ inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* 
     for (size_t k = 0; k < turns.count; k++) {
         const Slice mine = slice_piece(slices[me], turns.piece, k);
         const size_t n = mine.size();
-        float* const own = data + mine.begin;
+        float* const inbox = (float*)c.inbox;
         // 1 receive the group's values of this slice
         std::vector<Message> sends, receives;
-        std::vector<float*> parts;
         for (size_t i = 0; i < slices.size(); i++) {
-            parts.push_back(i == me ? own : (float*)c.inbox + n * receives.size());
             if (i == me) { continue; }
             const Slice theirs = slice_piece(slices[i], turns.piece, k);
             sends.push_back({g.rank((int)i), data + theirs.begin, sizeof(float) * theirs.size()});
-            receives.push_back({g.rank((int)i), parts.back(), sizeof(float) * n});
+            receives.push_back({g.rank((int)i), inbox + n * receives.size(), sizeof(float) * n});
         }
         comm_exchange(sends, receives, what, stream);
-        // 2 the tree: neighbours, then pairs of them, and so on. A sum that includes this rank's own part, as the last
-        // one does, is written there.
-        for (size_t step = 1; step < parts.size(); step *= 2) {
-            for (size_t i = 0; i + step < parts.size(); i += 2 * step) {
-                if (parts[i + step] == own) { std::swap(parts[i], parts[i + step]); }
-                add_to(parts[i], parts[i + step], n, stream);
-            }
-        }
+        // 2 the tree
+        sum_parts(data + mine.begin, inbox, (int)me, (int)slices.size(), n, stream);
     }
 }
 

@@ -6,10 +6,13 @@
 
 #include "../../base/device.h"
 
+constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
+
 #if !defined(USE_NCCL)
 #include "wire.h"
 
 constexpr bool HAS_NCCL = false;
+inline std::string nccl_version() { return ""; }
 inline uint64_t nccl_place(uint64_t) { return 0; }
 inline std::string nccl_id() { return ""; }
 inline void nccl_start(const std::string&) {}
@@ -22,8 +25,13 @@ inline void nccl_exchange(const Messages&, const Messages&, const char*, Stream)
 #include "wire.h"
 
 constexpr bool HAS_NCCL = true;
-constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
 
+// such as 2.28.9
+inline std::string nccl_version() {
+    int v = 0;
+    ncclGetVersion(&v);
+    return strprintf("%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+}
 // the communicator of all ranks; null before nccl_start() and after nccl_stop()
 inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
 
@@ -33,15 +41,17 @@ inline void nccl_check(ncclResult_t result, const char* what) {
     die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
         ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
-// Waits until NCCL has accepted the last call; only then the next one is allowed.
+// Waits until NCCL has accepted the last call; only then the next one is allowed. That takes microseconds, less than a
+// nap.
 inline void nccl_settle(const char* what) {
     Deadline deadline(what);
+    const double start = wall_seconds();
     for (;;) {
         ncclResult_t state;
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // whether the query worked
         nccl_check(state, what);                                            // and the communicator's own state
         if (state == ncclSuccess) { return; }
-        deadline.nap();
+        if (wall_seconds() - start > 50e-6) { deadline.nap(); }
     }
 }
 // The host waits until the device has reached a point. others: it waits for other ranks, so there is a deadline.
