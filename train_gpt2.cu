@@ -239,9 +239,12 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
         // 6 normalize again
         layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         // 7 the MLP widens                                                                         (B,T,4C)
-        matmul_forward(a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
-        // 8 its nonlinearity
-        gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
+        // 8 its nonlinearity; --recompute, which has only step 7's result, would not repeat the bits of both at once
+        const Matrix<floatX> ln2 = view(a.ln2(l), N, C), fcw = view(p.fcw(l), 4 * C, C);
+        if (!a.fchgelu.saved() || !matmul_gelu_forward(a.fchgelu(l), a.fch(l), ln2, fcw, p.fcb(l), s)) {
+            matmul_forward(a.fch(l), ln2, fcw, p.fcb(l), nullptr, s);
+            gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
+        }
         // 9 the MLP narrows, and adds to the residual stream                                       (B,T,C)
         matmul_forward(a.residual3(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l),
                        a.residual2(l), s);
@@ -311,12 +314,14 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
             layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         }
         // 9 the MLP's second product: dresidual -> dfch                                             (B,T,4C)
-        matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
-                        view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
-        // 8 through GELU, in place; the gradient of step 7's bias is the sum of its rows
-        gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s);
+        const Matrix<floatX> fcprojw = view(p.fcprojw(l), C, 4 * C);
+        const bool fused = matmul_gelu_backward(a.dfch(), a.fch(l), view(a.dresidual(), N, C), fcprojw, s);
+        matmul_backward(fused ? nullptr : a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
+                        view(a.fchgelu(l), N, 4 * C), fcprojw, s);
+        // 8 through GELU, in place, if that was not a part of 9; the gradient of step 7's bias is the sum of its rows
+        if (!fused) { gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s); }
         // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
-        matmul_backward(a.dln(), d.fcw(l), nullptr, a.scratch(), a.dfch(), nullptr,
+        matmul_backward(a.dln(), d.fcw(l), fused ? d.fcb(l) : nullptr, a.scratch(), a.dfch(), nullptr,
                         view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
         // 6 through the second normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l),

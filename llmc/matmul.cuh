@@ -26,6 +26,13 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch,
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: as above
 void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
             const floatX* residual, Stream stream, int row = 0);
+// Two products with GPT-2's GELU, if cuBLASLt computes both at once here (STEP_EPILOGUES); else false, and nothing.
+// pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre)
+bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
+                         const floatX* bias, Stream stream);
+// dpre (N,C) = dout (N,OC) weight (OC,C) times GELU's slope at pre (N,C)
+bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
+                          const Matrix<const floatX>& weight, Stream stream);
 // sum (M,N) += A (M,K) B (K,N)
 void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream);
 // out (M,N) = A (M,K) B (K,N) + bias (N), like matmul() but in float32 in every build; bias may be null
@@ -114,18 +121,38 @@ __global__ void matmul_kernel(MatmulArgs p) {
     matmul_tile(p, m0, n0, block(p.A, m0, p.tile_m, 0, p.A.cols), block(p.B, 0, p.B.rows, n0, p.tile_n));
 }
 
+// What cuBLASLt may do to a product's float32 sums before it rounds and stores them; GELU is GPT-2's form
+enum class Epilogue {
+    None,
+    Gelu,                           // extra (M,N) gets A B + bias, rounded, and out the GELU of the sums themselves
+    GeluSlope,                      // out = A B times GELU's slope at extra (M,N)
+    RowSums                         // extra (M), float32, gets the sums of A's rows, in an order of the library's
+};
+// Those of a step in a bf16 build, added up: 1 GELU's backward, 2 its forward, 4 the gradients of biases. docs/gpu.md,
+// "Epilogues", says what each does to the bits and to the time.
+#if !defined(STEP_EPILOGUES)
+#define STEP_EPILOGUES 1
+#endif
+constexpr int EPILOGUES = ON_GPU && sizeof(floatX) == 2 ? STEP_EPILOGUES : 0;
+
 #if defined(CUDA_BUILD)
 #include "base/cublaslt.cuh"        // the emulator has a stand-in for the library
-// false: the portable kernel must compute p
-inline bool matmul_by_library(const MatmulArgs& p, Stream stream) {
+// false: the portable kernel must compute p, without an epilogue
+inline bool matmul_by_library(const MatmulArgs& p, Stream stream, Epilogue epilogue, void* extra) {
     const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
     void* out = into_float ? (void*)p.sum : (void*)p.out;
     const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
-    return cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float}, stream);
+    return cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float, epilogue, extra}, stream);
 }
 #else
-inline bool matmul_by_library(const MatmulArgs&, Stream) { return false; }
+inline bool matmul_by_library(const MatmulArgs&, Stream, Epilogue, void*) { return false; }
 #endif
+// p with an epilogue that is bit `which` of EPILOGUES; false: nothing was done
+inline bool matmul_with(Epilogue epilogue, int which, void* extra, const MatmulArgs& p, Stream stream) {
+    if ((EPILOGUES & which) == 0 || p.A.rows == 0) { return false; }
+    const ProfiledLaunch profiled("matmul_kernel", stream, p.A.rows, p.B.cols, p.A.cols);
+    return matmul_by_library(p, stream, epilogue, extra);
+}
 
 inline void matmul_launch(MatmulArgs p, Stream stream) {
     const int M = p.A.rows;
@@ -133,7 +160,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
     const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // for every way to compute it
-    if (matmul_by_library(p, stream)) { return; }
+    if (matmul_by_library(p, stream, Epilogue::None, nullptr)) { return; }
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
     int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
     int across = ceil_div(N, MATMUL_TILE_N);        // and in a row
@@ -181,7 +208,22 @@ LAUNCHER void matmul_backward(floatX* dinp, float* dweight, float* dbias, float*
     const Matrix<const floatX> d = view(dout, N, OC, row == 0 ? OC : row);
     // out = inp weight^T, so dinp sends dout back through weight, and dweight pairs each output with each input
     if (dinp != nullptr) { matmul(dinp, d, weight, nullptr, residual, stream); }
-    matmul_add(dweight, transposed(d), inp, stream);
+    const MatmulArgs pairs = {nullptr, dweight, inp.cols, transposed(d), inp, nullptr, nullptr, 0, 0};
+    if (dbias != nullptr && matmul_with(Epilogue::RowSums, 4, scratch, pairs, stream)) {
+        return add_to(dbias, scratch, (size_t)OC, stream);
+    }
+    matmul_launch(pairs, stream);
     if (dbias != nullptr) { add_row_sums(dbias, scratch, d, stream); }
+}
+
+LAUNCHER bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp,
+                                  const Matrix<const floatX>& weight, const floatX* bias, Stream stream) {
+    const MatmulArgs p = {out, nullptr, weight.rows, inp, transposed(weight), bias, nullptr, 0, 0};
+    return matmul_with(Epilogue::Gelu, 2, pre, p, stream);
+}
+LAUNCHER bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
+                                   const Matrix<const floatX>& weight, Stream stream) {
+    const MatmulArgs p = {dpre, nullptr, weight.cols, dout, weight, nullptr, nullptr, 0, 0};
+    return matmul_with(Epilogue::GeluSlope, 1, const_cast<floatX*>(pre), p, stream);
 }
 #endif

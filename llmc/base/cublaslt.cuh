@@ -6,10 +6,8 @@
 // of one that never stopped. (The fastest of its first sixteen, measured one by one, did not make a step faster:
 // docs/results.md, "On a GPU".)
 //
-// The bias's gradient is not fused (BGRADB): the library would choose its order of summation, and would overwrite
-// instead of add. GELU is not fused either: the backward needs the values before it, so the fused product would write
-// both arrays as well and only save one read of fch. It would also apply GELU to sums before rounding, while the
-// backward differentiates at the rounded ones.
+// An epilogue works on the float32 sums before they are rounded, in tiles that are still in registers. docs/gpu.md says
+// which ones a step uses, and why.
 #pragma once
 
 #include <array>
@@ -28,7 +26,10 @@ struct LtProduct {
     Matrix<const floatX> A, B;      // row-major or transposed
     const floatX* bias;
     bool into_float;                // out is float32; else floatX
+    Epilogue epilogue = Epilogue::None;
+    void* extra = nullptr;          // the epilogue's
 
+    bool sums_rows() const { return epilogue == Epilogue::RowSums; }
     int M() const { return A.rows; }
     int N() const { return B.cols; }
     int K() const { return A.cols; }
@@ -61,7 +62,8 @@ inline CublasLt& cublaslt() {
 inline std::array<int, 8> lt_key(const LtProduct& p, int leaves) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row, leaves};
+    const int all_flags = flags + 32 * (int)p.epilogue;
+    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), all_flags, p.row, leaves};
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -71,8 +73,9 @@ inline std::string product_text(const LtProduct& p) {
     const char* bias = p.bias != nullptr ? " + bias" : "";
     const char* added = p.added != nullptr ? " + an array" : "";
     const char* into = p.into_float ? " into float32" : "";
-    return strprintf("(%d,%d) = %s x %s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
-                     operand(p.B).c_str(), bias, added, sizeof(floatX), into);
+    const char* epilogue[] = {"", " and its GELU", " times GELU's slope", " and the sums of the first one's rows"};
+    return strprintf("(%d,%d) = %s x %s%s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
+                     operand(p.B).c_str(), bias, added, epilogue[(int)p.epilogue], sizeof(floatX), into);
 }
 // An error where cuBLASLt reports one; `what`: the call
 inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p) {
@@ -92,9 +95,16 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
     LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, leading_dimension(m)));
     return layout;
 }
-// The bias of this call; the rest of a plan depends only on shapes
-inline void lt_set_bias(const LtPlan& plan, const LtProduct& p) {
-    LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &p.bias, sizeof(p.bias)));
+// The epilogue's arrays in this call; the rest of a plan depends only on shapes
+inline void lt_set_arrays(const LtPlan& plan, const LtProduct& p) {
+    const void* bias = p.sums_rows() ? p.extra : p.bias;
+    const void* aux = p.sums_rows() ? nullptr : p.extra;
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* array) {
+        if (array == nullptr) { return; }
+        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &array, sizeof(array)));
+    };
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
 }
 // Describes p to cuBLASLt: the operation and the three layouts
 inline void lt_describe(LtPlan& plan, const LtProduct& p) {
@@ -105,12 +115,21 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatmulDescCreate(&plan.op, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof(op_first)));
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof(op_second)));
-    if (p.bias != nullptr) {
-        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)));
-        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)));
-        lt_set_bias(plan, p);
+    const cublasLtEpilogue_t plain = p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
+    const cublasLtEpilogue_t epilogues[] = {plain, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                            CUBLASLT_EPILOGUE_BGRADB};
+    const cublasLtEpilogue_t epilogue = epilogues[(int)p.epilogue];
+    const cudaDataType_t bias_type = p.sums_rows() ? CUDA_R_32F : type;
+    const int64_t row = p.row;
+    const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
+        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, value, bytes));
+    };
+    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) { set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)); }
+    if (p.bias != nullptr || p.sums_rows()) {
+        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type));
     }
+    if (p.extra != nullptr && !p.sums_rows()) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof(row)); }
+    lt_set_arrays(plan, p);
     plan.first = lt_layout(p.B, type, p);
     plan.second = lt_layout(p.A, type, p);
     LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
@@ -154,8 +173,9 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     if (plan.supported) {
         plan.algo = first.algo;
     } else if (leaves == 0) {
-        fprintf(stderr, "warning: cuBLASLt has no algorithm for the product %s; the slow portable kernel computes it\n",
-                product_text(p).c_str());
+        const bool plain = p.epilogue == Epilogue::None;
+        fprintf(stderr, "warning: cuBLASLt has no algorithm for the product %s; %s it\n", product_text(p).c_str(),
+                plain ? "the slow portable kernel computes" : "several kernels compute");
     }
     return plan;
 }
@@ -193,7 +213,7 @@ inline LtPlan& lt_plan_of(CublasLt& lt, const LtProduct& p, int leaves) {
 inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;
-    const void* arrays[] = {p.out, p.added, p.A.data, p.B.data, p.bias};
+    const void* arrays[] = {p.out, p.added, p.A.data, p.B.data, p.bias, p.extra};
     bool aligned = rows && p.N() % unit == 0 && p.row % unit == 0;
     for (const void* x : arrays) { aligned = aligned && (uintptr_t)x % 16 == 0; }
     if (!aligned) { return false; }
@@ -206,7 +226,7 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     check(stream == lt.stream, "expected all matrix products on one stream, because they share a workspace, got two");
     const LtPlan& plan = lt_plan_of(lt, p, matmul_leaves);
     if (!plan.supported) { return false; }
-    if (p.bias != nullptr) { lt_set_bias(plan, p); }        // the plan may come from another call
+    lt_set_arrays(plan, p);                                 // the plan may come from another call
     // out = 1 A B + beta added, which is not read if beta is 0
     const float one = 1.0f;
     const float beta = p.added != nullptr ? 1.0f : 0.0f;

@@ -56,6 +56,7 @@ template <class T> struct LayerPointer {
     T* base = nullptr;
     size_t stride = 0;
     T* operator()(int layer = 0) const { return base + (size_t)layer * stride; }
+    bool saved() const { return stride > 0; }           // each layer's has its own place
 };
 
 // elements begin .. end - 1

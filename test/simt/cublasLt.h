@@ -2,7 +2,8 @@
 // on the host.
 //
 // It computes what the library's reference documents: column-major D = op(A) op(B) + beta C (+ bias over the rows of
-// D), summed in float32 and rounded once. It refuses what the library refuses: sizes and strides that do not fit each
+// D), summed in float32 and rounded once, and of the epilogues GELU with the values before it, GELU's gradient, and the
+// sums of B's columns. It refuses what the library refuses: sizes and strides that do not fit each
 // other, an attribute of the wrong length, pointers less aligned than was promised, an algorithm that was found for
 // another product. Its candidates add up in different orders, so that who takes another one gets other bits.
 #if !defined(SIMT)
@@ -22,7 +23,13 @@ enum cublasStatus_t {
 enum cudaDataType_t { CUDA_R_32F = 0, CUDA_R_16BF = 14 };
 enum cublasComputeType_t { CUBLAS_COMPUTE_32F = 68 };
 enum cublasOperation_t { CUBLAS_OP_N = 0, CUBLAS_OP_T = 1 };
-enum cublasLtEpilogue_t { CUBLASLT_EPILOGUE_DEFAULT = 1, CUBLASLT_EPILOGUE_BIAS = 4 };
+enum cublasLtEpilogue_t {
+    CUBLASLT_EPILOGUE_DEFAULT = 1,
+    CUBLASLT_EPILOGUE_BIAS = 4,
+    CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164,
+    CUBLASLT_EPILOGUE_DGELU = 192,
+    CUBLASLT_EPILOGUE_BGRADB = 512
+};
 enum cublasLtReductionScheme_t {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
     CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE = 2,
@@ -33,6 +40,8 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_TRANSB,
     CUBLASLT_MATMUL_DESC_EPILOGUE = 7,
     CUBLASLT_MATMUL_DESC_BIAS_POINTER,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
+    CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
     CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
 };
@@ -62,7 +71,12 @@ struct LtDoubleDesc {
     int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     int bias_type = -1;
     int target = 0;                                                         // multiprocessors; 0: all
-    const void* bias = nullptr;
+    const void* bias = nullptr;                                             // or what gets the bias's gradient
+    const void* aux = nullptr;                                              // what GELU is given, of the output's type
+    int64_t aux_ld = 0;
+
+    bool has_bias() const { return epilogue == CUBLASLT_EPILOGUE_BIAS || epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS; }
+    bool has_aux() const { return epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS || epilogue == CUBLASLT_EPILOGUE_DGELU; }
 };
 struct LtDoubleLayout { int type; uint64_t rows, columns; int64_t ld; };
 struct LtDoublePreference {
@@ -125,10 +139,12 @@ inline cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t* d, cublasCo
 }
 inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a,
                                                      const void* value, size_t bytes) {
-    if (bytes != (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER ? 8u : 4u)) {
-        return lt_refuse("an attribute of the wrong length");
-    }
-    if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) { memcpy(&d->bias, value, 8); return CUBLAS_STATUS_SUCCESS; }
+    void* wide = nullptr;
+    if (a == CUBLASLT_MATMUL_DESC_BIAS_POINTER) { wide = &d->bias; }
+    if (a == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER) { wide = &d->aux; }
+    if (a == CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD) { wide = &d->aux_ld; }
+    if (bytes != (wide != nullptr ? 8u : 4u)) { return lt_refuse("an attribute of the wrong length"); }
+    if (wide != nullptr) { memcpy(wide, value, 8); return CUBLAS_STATUS_SUCCESS; }
     int* to = nullptr;
     switch (a) {
         case CUBLASLT_MATMUL_DESC_TRANSA: to = &d->op_a; break;
@@ -136,7 +152,7 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
         case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue; break;
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: to = &d->bias_type; break;
         case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: to = &d->target; break;
-        case CUBLASLT_MATMUL_DESC_BIAS_POINTER: break;
+        default: break;
     }
     if (to == nullptr) { return lt_refuse("an unknown attribute"); }
     memcpy(to, value, 4);
@@ -193,8 +209,11 @@ inline cublasStatus_t lt_fits(const LtDoubleDesc& d, const LtDoubleLayout& a, co
     if (a.type != b.type || (a.type == CUDA_R_32F && c.type != CUDA_R_32F)) {
         return lt_refuse("types that are not supported together");
     }
-    if (d.epilogue == CUBLASLT_EPILOGUE_BIAS && d.bias_type != c.type) {
+    if ((d.has_bias() || d.epilogue == CUBLASLT_EPILOGUE_BGRADB) && d.bias_type != c.type) {
         return lt_refuse("a bias of another type than the output");
+    }
+    if (d.has_aux() && (d.aux_ld % 8 != 0 || d.aux_ld < (int64_t)c.rows)) {
+        return lt_refuse("rows of GELU's input that are too short, or not of whole 8 elements");
     }
     return CUBLAS_STATUS_SUCCESS;
 }
@@ -232,6 +251,16 @@ inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulA
 inline float lt_load(const void* p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i];
 }
+inline void lt_store(void* p, int type, size_t i, float x) {
+    if (type == CUDA_R_32F) { ((float*)p)[i] = x; } else { ((bf16*)p)[i] = (bf16)x; }
+}
+inline float lt_gelu(float x) {
+    return 0.5f * x * (1.0f + std::tanh(0.7978845608f * (x + 0.044715f * x * x * x)));
+}
+inline float lt_gelu_slope(float x) {
+    const float t = std::tanh(0.7978845608f * (x + 0.044715f * x * x * x));
+    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * 0.7978845608f * (1.0f + 3.0f * 0.044715f * x * x);
+}
 // candidate: in how many parts, and one more, a sum is split
 inline void lt_multiply(const LtDoubleDesc& d, uint64_t candidate, float alpha, const void* A, const LtDoubleLayout& a,
                         const void* B, const LtDoubleLayout& b, float beta, const void* C, const LtDoubleLayout& c,
@@ -239,22 +268,32 @@ inline void lt_multiply(const LtDoubleDesc& d, uint64_t candidate, float alpha, 
     const uint64_t m = out.rows;
     const uint64_t n = out.columns;
     const uint64_t k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
+    const auto of_B = [&](uint64_t l, uint64_t j) {
+        return lt_load(B, b.type, d.op_b == CUBLAS_OP_T ? l * b.ld + j : j * b.ld + l);
+    };
     for (uint64_t i = 0; i < m; i++) {
         for (uint64_t j = 0; j < n; j++) {
             float sums[LT_DOUBLE_CANDIDATES] = {};
             for (uint64_t l = 0; l < k; l++) {
                 sums[l % (candidate + 1)] += lt_load(A, a.type, d.op_a == CUBLAS_OP_T ? i * a.ld + l : l * a.ld + i) *
-                                             lt_load(B, b.type, d.op_b == CUBLAS_OP_T ? l * b.ld + j : j * b.ld + l);
+                                             of_B(l, j);
             }
             float sum = alpha * (sums[0] + sums[1] + sums[2]);
             if (beta != 0.0f) { sum += beta * lt_load(C, c.type, j * c.ld + i); }
-            if (d.epilogue == CUBLASLT_EPILOGUE_BIAS) { sum += lt_load(d.bias, d.bias_type, i); }
-            if (out.type == CUDA_R_32F) {
-                ((float*)D)[j * out.ld + i] = sum;
-            } else {
-                ((bf16*)D)[j * out.ld + i] = (bf16)sum;
+            if (d.has_bias()) { sum += lt_load(d.bias, d.bias_type, i); }
+            const uint64_t at = j * d.aux_ld + i;
+            if (d.epilogue == CUBLASLT_EPILOGUE_GELU_AUX_BIAS) {
+                lt_store((void*)d.aux, out.type, at, sum);
+                sum = lt_gelu(sum);
             }
+            if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) { sum *= lt_gelu_slope(lt_load(d.aux, out.type, at)); }
+            lt_store(D, out.type, j * out.ld + i, sum);
         }
+    }
+    for (uint64_t j = 0; j < n && d.epilogue == CUBLASLT_EPILOGUE_BGRADB; j++) {
+        float sum = 0.0f;
+        for (uint64_t l = 0; l < k; l++) { sum += of_B(l, j); }
+        lt_store((void*)d.bias, d.bias_type, j, sum);
     }
 }
 // What it is told, the descriptions and alpha and beta on the host, is read at the call; the arrays when the stream
@@ -274,7 +313,10 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
     if (workspace == nullptr || algo->data[2] > workspace_bytes) {
         return lt_refuse("less workspace than was promised");
     }
-    for (const void* x : {A, B, C, (const void*)D, d->epilogue == CUBLASLT_EPILOGUE_BIAS ? d->bias : nullptr}) {
+    const void* bias = d->has_bias() || d->epilogue == CUBLASLT_EPILOGUE_BGRADB ? d->bias : nullptr;
+    const void* aux = d->has_aux() ? d->aux : nullptr;
+    if (d->has_aux() && aux == nullptr) { return lt_refuse("no array for GELU's input"); }
+    for (const void* x : {A, B, C, (const void*)D, bias, aux}) {
         if ((uintptr_t)x % 16 != 0) { return lt_refuse("a pointer that is not aligned"); }
     }
     const auto run = [=, candidate = algo->data[1], d = *d, a = *a, b = *b, c = *c, out = *out,

@@ -1,6 +1,8 @@
 // test_matmul.cu -- the products of a CUDA build, by the portable kernel and by cuBLASLt: the library itself on a GPU,
 // and on the emulator its stand-in cublasLt.h, which records its calls.
+#define STEP_EPILOGUES 7            // all
 #include "llmc/matmul.cuh"
+#include "test/layers/gelu_oracle.h"
 #include "test/simt/kernel_test.h"
 
 constexpr int BITS = sizeof(floatX) == 4 ? 24 : 8;              // of a significand
@@ -121,6 +123,45 @@ KERNEL_TEST("a matmul is right and rounded once, where rows are aligned and wher
     }
 }
 
+// The double, or the library, may round what is between the sum and the result in float32.
+static double apart(const std::vector<floatX>& got, const std::vector<double>& want) {
+    return relative_l2(to_float(got), want);
+}
+KERNEL_TEST("GELU with its product: of the float32 sums forwards, of their rounded copy backwards") {
+    const size_t N = 70, C = 40;
+    const size_t OC = 24;
+    const auto draw = [](size_t n, uint64_t stream, double std) { return Product::x(Product::draw(n, stream, std)); };
+    const DeviceArray<floatX> inp(draw(N * C, 300, 1.0)), weight(draw(OC * C, 301, 0.1));
+    const DeviceArray<floatX> bias(draw(OC, 302, 0.3));
+    const DeviceArray<floatX> dout(draw(N * C, 303, 1.0)), weight2(draw(C * OC, 304, 1.0));
+    DeviceArray<floatX> out(N * OC), pre(N * OC);
+    DeviceArray<floatX> dpre(N * OC);
+    const bool whole = matmul_gelu_forward(out.p, pre.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, Stream(0));
+    EXPECT(whole == (sizeof(floatX) == 2), "only bf16 products have epilogues");
+    if (!whole) { return; }
+    const std::vector<float> x = to_float(inp.host()), w = to_float(weight.host());
+    const std::vector<float> b = to_float(bias.host());
+    const std::vector<float> dy = to_float(dout.host()), w2 = to_float(weight2.host());
+    std::vector<double> sums(N * OC), gelus, of_rounded, slopes(N * OC);
+    for (size_t i = 0; i < N * OC; i++) {
+        sums[i] = b[i % OC];
+        for (size_t c = 0; c < C; c++) { sums[i] += (double)x[i / OC * C + c] * w[i % OC * C + c]; }
+    }
+    const std::vector<float> rounded = to_float(pre.host());
+    for (double s : sums) { gelus.push_back(gelu(s)); }
+    for (float s : rounded) { of_rounded.push_back(gelu((double)s)); }
+    EXPECT(apart(pre.host(), sums) < 3e-3, "the sums are off by %g", apart(pre.host(), sums));
+    EXPECT(apart(out.host(), gelus) < 3e-3, "their GELU is off by %g", apart(out.host(), gelus));
+    EXPECT(apart(out.host(), gelus) < apart(out.host(), of_rounded), "it is nearer to the rounded sums' GELU");
+    // backwards: dout (N,C) weight2 (C,OC), times the slope
+    EXPECT(matmul_gelu_backward(dpre.p, pre.p, view(dout.p, N, C), view(weight2.p, C, OC), Stream(0)), "not computed");
+    for (size_t i = 0; i < N * OC; i++) {
+        for (size_t c = 0; c < C; c++) { slopes[i] += (double)dy[i / OC * C + c] * w2[c * OC + i % OC]; }
+        slopes[i] *= gelu_slope((double)rounded[i]);
+    }
+    EXPECT(apart(dpre.host(), slopes) < 3e-3, "the gradient is off by %g", apart(dpre.host(), slopes));
+}
+
 KERNEL_TEST("a matmul of a model's size") {
     if (!on_gpu) { SKIP("for the hardware"); }
     Product p(257, 768, 2304 + 24, true, true);          // the loops of 1000 rows take 16 s
@@ -225,6 +266,12 @@ KERNEL_TEST("where cuBLASLt has no algorithm the portable kernel computes") {
     p.run();                                                    // and it is not asked again
     EXPECT(lt_double.products == before, "%d products", lt_double.products - before);
     p.expect_right();
+    lt_double.supports = false;                                 // nor is an epilogue of another shape
+    const DeviceArray<floatX> x(Product::x(p.inp));
+    DeviceArray<floatX> out(64);
+    const bool fused = matmul_gelu_backward(out.p, x.p, view(x.p, 8, 8), view(x.p, 8, 8), Stream(0));
+    EXPECT(!fused, "an epilogue without an algorithm");
+    lt_double.supports = true;
 }
 
 KERNEL_TEST("an error of cuBLASLt names the product") {

@@ -12,6 +12,7 @@ import concurrent.futures
 import json
 import os
 import re
+import shutil
 import statistics
 import struct
 import subprocess
@@ -182,6 +183,19 @@ class Training(WithText):
         resumed = train("resumed", 4, "--resume", "1", "--allow_change", "steps")
         self.assertTrue(resumed == whole, "the files of the resumed run differ")
 
+    @needs(CPU, BF16)
+    def test_gradients(self):
+        """the first ones in bf16 are near the CPU's (seen: 2.1e-3 to 7.4e-3), also those of cuBLASLt's epilogues"""
+        first = []
+        for program in (BF16, CPU):
+            out = self.at("gradients")
+            run(program, "--train_files", self.text, "--model", "2,1,64", "--T", "66", "--B", "1", "--steps", "1",
+                "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "1", "--out", out)
+            first.append(gradients(os.path.join(out, "step_00000001"), 64))
+            shutil.rmtree(out)
+        for tensor, off in apart(*first).items():
+            self.assertTrue(0 < off < 2.0 ** -6, f"bf16 changes {tensor} by {off:.2e}")
+
     @needs(BF16)
     def test_profile(self):
         """--profile counts every launch, the tensor-core kernels' too; dev/measured.py reads its table"""
@@ -195,7 +209,7 @@ class Training(WithText):
         flash = dict.fromkeys((f"flash_{name}_kernel" for name in ("forward", "backward_prepare", "backward_dkdv",
                                                                    "backward_dq")), 2)
         expected = {**flash, "matmul_kernel": 3 * (4 * 2 + 1), "layernorm_forward_kernel": 5, "gelu_forward_kernel": 4,
-                    "gelu_backward_kernel": 2, "cable_forward_kernel": 2, "classifier_kernel": 1, "adamw_kernel": 1}
+                    "gelu_backward_kernel": None, "cable_forward_kernel": 2, "classifier_kernel": 1, "adamw_kernel": 1}
         self.assertEqual({kernel: calls.get(kernel) for kernel in expected}, expected)
 
     @needs(CPU, FP32, BF16)
