@@ -86,7 +86,7 @@ def with_columns(q, k, v, S, g, scale):
             torch.cat([k, torch.stack([b for _, b in pairs], -1), zeros], -1), F.pad(v, (0, 8)))
 
 
-def flex(device):
+def flex(device, compiled=None):
     """attention(q, k, v, S, g) by FlexAttention; None where this PyTorch has none"""
     try:
         from torch import _dynamo
@@ -99,7 +99,8 @@ def flex(device):
     import torch._functorch.config as functorch_config
     if hasattr(functorch_config, "donated_buffer"):     # the backward is timed many times over one graph
         functorch_config.donated_buffer = False
-    compiled, masks = torch.compile(flex_attention, dynamic=False) if device == "cuda" else flex_attention, {}
+    compiled = device == "cuda" if compiled is None else compiled
+    attend, masks = torch.compile(flex_attention, dynamic=False) if compiled else flex_attention, {}
 
     def run(q, k, v, S, g):
         length = q.shape[2]
@@ -108,7 +109,7 @@ def flex(device):
 
         def cable(score, b, h, i, j):
             return score - g[b, h, i] * torch.abs(S[b, h, i] - S[b, h, j])
-        return compiled(q, k, v, score_mod=cable, block_mask=masks[length])
+        return attend(q, k, v, score_mod=cable, block_mask=masks[length])
     return run
 
 

@@ -144,11 +144,15 @@ def lines(stage):
                    "-ffp-contract=off", "-I.", "-x", "c++", f"train_{t}.cu", "-lpthread", "-s", "-o", CPU[t]]]
     found += [cuda(f"test/simt/test_{n}.cu", path("test_" + n), "-Itest/simt") for n in kernel_tests()]
     found += [cuda("dev/gpu_bench.cu", path(f"bench_{causal}"), f"-DCAUSAL={causal}") for causal in (0, 1)]
+    library = ["-shared", "-DLIBRARY_BUILD", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    found += [cuda("dev/torch/library.cu", path("libcablecu.so"), *library),
+              cuda("dev/torch/library.cu", path("libcablecu_fp32.so"), *library, "-DPRECISION_FP32")]
     return found + [cuda("test/ranks/comm_program.cu", path("comm_program"), *nccl)]
 
 
 def compile_all(stage, visit):
-    patterns = "Makefile train_*.cu dev/gpu_* llmc/**/*.*h test/*.* test/*/*.h test/simt/*.cu test/ranks/*.cu".split()
+    patterns = ("Makefile train_*.cu dev/gpu_* dev/torch/*.cu llmc/**/*.*h test/*.* test/*/*.h test/simt/*.cu "
+                "test/ranks/*.cu").split()
     names = sorted(name for pattern in patterns for name in glob.glob(pattern, recursive=True))
     sources = hashlib.sha256(b"".join(name.encode() + pathlib.Path(name).read_bytes() for name in names)).hexdigest()
 
@@ -317,9 +321,31 @@ def bench(visit):
     visit.check("bench", run, "bench", 90, [path("bench_1")])
     visit.check("bench, bidirectional", run, "bench, bidirectional", 90, [path("bench_0")])
     torch = ["python3", "dev/gpu_bench_pytorch.py"]
-    if visit.run(["python3", "-c", "import torch.nn.attention as a; a.torch.zeros(1).cuda()"], 75, ())[0] == 0:
+    if has_pytorch(visit):
         visit.check("torch", run, "torch", 260, [*torch, "--step", "64", "--tokens", path("tokens.bin")])
         visit.check("torch, attention", run, "torch, attention", 75, torch)
+
+
+def has_pytorch(visit):
+    return visit.run(["python3", "-c", "import torch.nn.attention as a; a.torch.zeros(1).cuda()"], 75, ())[0] == 0
+
+
+def torch_library(visit):       # docs/torch.md
+    def right():
+        text = visit.run(["python3", "test/scripts/test_torch.py", "Cuda"], 120, CABLE_LIBRARIES=WORK)[1]
+        if "skipped" in text:
+            raise Failed(text[-2000:])
+        return {"": "ok"}
+
+    def bench_library():
+        text = visit.run(["python3", "dev/torch/bench.py", "--device", "cuda"], 200, CABLE_LIBRARIES=WORK)[1]
+        found = [json.loads(line) for line in text.split("\n") if line.startswith('{"key"')]
+        for r in found:
+            visit.put(f"library {r.pop('key')}", r)
+        return {"results": len(found)}
+    if has_pytorch(visit):
+        visit.check("library", right)
+        visit.check("library, bench", bench_library)
 
 
 def train_all(visit):
@@ -360,7 +386,8 @@ def sanitizer(visit):
 
 STAGES = {"device": (device, 30), "first": (functools.partial(compile_all, "first"), 600), "step": (step, 130),
           "build": (functools.partial(compile_all, "build"), 1500), "kernels": (kernels, 110), "losses": (losses, 110),
-          "bench": (bench, 270), "train": (train_all, 50), "ranks": (ranks, 30), "sanitizer": (sanitizer, 120)}
+          "bench": (bench, 270), "torch": (torch_library, 250), "train": (train_all, 50), "ranks": (ranks, 30),
+          "sanitizer": (sanitizer, 120)}
 
 
 def main(argv):

@@ -2,8 +2,8 @@
 # exports.sh -- checkpoints and logs as the libraries of dev/hf/requirements.txt read them: all of test_exports.py,
 # test_tokenizer_export.py and test_log_to_tensorboard.py, in a Python environment of its own; what those libraries save
 # as the trainers read it: test_hf_directories.py, also with the transformers of build/pytorch; and
-# test_gpu_bench_pytorch.py and test_torch.py, which want a PyTorch of this year. The environment is made once (a minute, 5 GB) and kept
-# under the hash of what is in it.
+# test_gpu_bench_pytorch.py and test_torch.py, which want a PyTorch of this year. The environment is made once (a
+# minute, 5 GB) and kept under the hash of what is in it.
 #
 # Then those of transformers and of logs run once more in a copy with the newest releases, where there are newer ones.
 #

@@ -77,16 +77,16 @@ class GpuCheck(Folder):
         self.assertEqual(rows["profile 124M cable"], {"ms adamw_kernel": "5"})
         self.assertEqual(rows["kernels sum"], {"tests passed": "2"})
         self.assertEqual(rows["bench forward causal d64 T16384 cable"], {"TFLOP/s": "200.5"})
-        for what in ("repeat none", "losses gpt2", "losses bert", "losses pairs", "racecheck", "torch"):
+        for what in ("repeat none", "losses gpt2", "losses bert", "losses pairs", "racecheck", "torch", "library"):
             self.assertIn(what, rows)
         log = self.read("build/gpu_check/log.txt")
         compiled = [line for line in log.split("\n") if line.startswith("$ ") and " -o build" in line]
         self.assertRegex(read("Makefile"), r"\nNVCC_BASE = .*\$\(NVCC_CODE\) ")
         self.assertIn(" ".join(gpu_check.makefile("NVCC_CODE")), compiled[0])
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
-                          for line in compiled], 12 * [True])
+                          for line in compiled], 14 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
-        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 4)    # --help, import torch
+        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 5)    # --help, import torch
 
     def test_what_fails_is_named_and_tried_again(self):
         for wrong, what, words in (("loss", "losses gpt2", "none, bf16: the losses differ from the CPU's by 0.002"),

@@ -21,16 +21,22 @@ from folder import HAS_TRAINER, TRAINER, Folder, ended, read_bytes  # noqa: E402
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
                   TRANSFORMERS_VERBOSITY="error", TORCHINDUCTOR_CACHE_DIR=os.path.join(HOME.name, "inductor"))
-has_libraries = all(importlib.util.find_spec(m) for m in ("torch", "transformers", "accelerate"))
+has_torch = importlib.util.find_spec("torch") is not None
+has_libraries = has_torch and all(importlib.util.find_spec(m) for m in ("transformers", "accelerate"))
 has_kernels = HAS_TRAINER and os.path.exists(os.path.join(ROOT, "build", "libcable.so"))
-has_emulated = os.path.exists(os.path.join(ROOT, "build", "libcable_simt.so"))
-if has_libraries and has_kernels:
+has_emulated, has_cuda = False, False
+if has_torch:
     import torch
-    import transformers
+    recent = hasattr(torch.library, "custom_op")
+    has_libraries, has_cuda = has_libraries and recent, recent and torch.cuda.is_available()
+    has_emulated = recent and os.path.exists(os.path.join(ROOT, "build", "libcable_simt.so"))
     sys.path[:0] = [os.path.join(ROOT, "dev", "torch"), os.path.join(ROOT, "dev", "hf")]
-    import cable_torch
+    if recent:
+        import cable_torch
+        from cable_torch import bias_attention, cable_attention, rope, rows_attention
+if has_libraries and has_kernels:
+    import transformers
     import export
-    from cable_torch import bias_attention, cable_attention, rope, rows_attention
     cable_hf = export.cable_hf()
 WHY = ("SKIPPED: make torch train_gpt2 has not been run" if has_libraries else
        "SKIPPED: no PyTorch 2.4 or later with transformers and accelerate; make exports installs them")
@@ -130,20 +136,6 @@ class Attention(unittest.TestCase):
         self.assertTrue(torch.equal(rows_attention("cable", rows, 3, 32),
                                     cable_attention(q, k, v, z, u).transpose(1, 2).flatten(2)))
 
-    @unittest.skipUnless(has_emulated, "SKIPPED: make build/libcable_simt.so has not been run")
-    def test_the_text_for_cuda(self):
-        """on the emulated GPU, in bf16"""
-        with mock.patch.dict(cable_torch.LIBRARIES, {("cpu", torch.bfloat16): "libcable_simt.so"}):
-            for causal in (True, False):
-                found, inputs, dout = [], [x.detach().bfloat16() for x in cable_inputs(2, 4, 70, 64)], None
-                for dtype in (torch.bfloat16, torch.float32):
-                    mine = [x.to(dtype).requires_grad_() for x in inputs]
-                    out = cable_attention(*mine, causal=causal)
-                    dout = torch.randn_like(out) if dout is None else dout
-                    found.append([out, *torch.autograd.grad(out, mine, dout.to(dtype))])
-                for a, b in zip(*found):
-                    self.assertLess((a - b).abs().max().item(), 2e-2 * b.abs().max().item())        # 5e-3 found
-
     def test_refusals(self):
         q, k, v, z, u = cable_inputs(1, 2, 6, 32)
         rows, r, e = torch.randn(1, 6, 196), torch.ones(2), torch.ones(32, 64)
@@ -228,6 +220,43 @@ class Attention(unittest.TestCase):
         torch.library.opcheck(torch.ops.cable.attend.default, (drawn(2, 9, 66), [torch.rand(2).requires_grad_(),
                               torch.rand(2).requires_grad_()], "kerple", 64, True, 2, 11))
         torch.library.opcheck(torch.ops.cable.turn.default, (drawn(2, 9, 40), "rope", 2, 10, False))
+
+
+@unittest.skipUnless(has_cuda or has_emulated, "SKIPPED: no GPU with PyTorch, and make build/libcable_simt.so has not "
+                     "been run")
+class Cuda(unittest.TestCase):
+    def compare(self, device, dtype, bound, *shape):
+        """CABLE's output and gradients with float64's, and the same bits again"""
+        torch.manual_seed(1)
+        inputs = [x.detach().to(dtype) for x in cable_inputs(*shape)]
+        dout = torch.randn_like(inputs[0])
+        for causal in (True, False):
+            def formula(q, k, v, z, u):
+                S = z.relu().cumsum(-1)
+                bias = -torch.nn.functional.softplus(u)[..., None] * (S[..., None] - S[..., None, :]).abs()
+                later = torch.ones(S.shape[-1], S.shape[-1], dtype=bool).triu(1) & causal
+                scores = (q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5 + bias).masked_fill(later, float("-inf"))
+                return torch.softmax(scores, -1) @ v
+
+            def results(f, device, dtype):
+                mine = [x.to(device, dtype).requires_grad_() for x in inputs]
+                out = f(*mine)
+                return [x.cpu() for x in (out, *torch.autograd.grad(out, mine, dout.to(device, dtype)))]
+            first, again = (results(lambda *a: cable_attention(*a, causal=causal), device, dtype) for _ in range(2))
+            self.assertTrue(all(map(torch.equal, first, again)))
+            for a, b in zip(first, results(formula, "cpu", torch.float64)):
+                self.assertLess((a - b).abs().max().item(), bound * b.abs().max().item(), (dtype, causal, shape))
+
+    @unittest.skipUnless(has_emulated, "SKIPPED: make build/libcable_simt.so has not been run")
+    def test_on_the_emulator(self):
+        with mock.patch.dict(cable_torch.LIBRARIES, {("cpu", torch.bfloat16): "libcable_simt.so"}):
+            self.compare("cpu", torch.bfloat16, 2e-2, 2, 4, 70, 64)             # 5e-3 found
+
+    @unittest.skipUnless(has_cuda, "SKIPPED: no GPU here")
+    def test_on_a_gpu(self):
+        for shape in ((2, 3, 333, 64), (1, 12, 1000, 128), (1, 1, 70, 32)):
+            self.compare("cuda", torch.bfloat16, 2e-2, *shape)
+            self.compare("cuda", torch.float32, 1e-4, *shape)
 
 
 @unittest.skipUnless(has_libraries and has_kernels, WHY)
