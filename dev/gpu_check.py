@@ -210,11 +210,12 @@ def train(visit, binary, out, data, *flags, **environment):
     return text, updates, [r["loss"] for r in updates]
 
 
-def same_bits(visit, binary, data, common, *variants):
+def same_bits(visit, binary, data, common, *variants, **environment):
     """a result, if STEPS steps with each of these flags end in the same losses and weights"""
     ends, out = [], path("ends")
     for flags in variants:
-        losses = train(visit, binary, out, data, *common, *flags, "--steps", STEPS, "--checkpoint_every", STEPS)[2]
+        losses = train(visit, binary, out, data, *common, *flags, "--steps", STEPS, "--checkpoint_every", STEPS,
+                       **environment)[2]
         ends.append((losses, console.weights_sha256(f"{out}/step_{STEPS:08d}")))
         if ends[-1] != ends[0]:
             same = sum(a == b for a, b in zip(ends[0][0], losses))
@@ -360,9 +361,36 @@ def train_all(visit):
 def ranks(visit):
     if os.environ.get("NCCL_DIR"):
         visit.check("exchange", lambda: visit.run([path("comm_program"), "self"], 10) and {"": "ok"})
-    for t in BF16 if len(smi("name")) > 1 else ():
-        visit.check("ranks " + t, same_bits, visit, BF16[t], "text.txt", ("--model", MODEL, "--T", T, "--B", B,
-                    "--total_batch", 2 * B * T), ("--gpus", 1), ("--gpus", 2))
+    if len(smi("name")) < 2:
+        return
+    if os.environ.get("NCCL_DIR"):
+        visit.check("sums", lambda: visit.run([path("comm_program"), "gradients", "--ranks", "2"], 10) and {"": "ok"})
+    one_and_two = ("--model", MODEL, "--T", T, "--B", B, "--total_batch", 4 * B * T), ("--gpus", 1), ("--gpus", 2)
+    for t in BF16:
+        visit.check("ranks " + t, same_bits, visit, BF16[t], "text.txt", *one_and_two)
+    by_host = functools.partial(same_bits, NCCL_P2P_DISABLE="1")        # not from GPU to GPU
+    visit.check("ranks gpt2, by the host's memory", by_host, visit, BF16["gpt2"], "text.txt", *one_and_two)
+    visit.check("a killed rank", killed_rank, visit)
+
+
+KILL = r'''log=$1; shift; timeout 25 "$@" >"$log" 2>&1 & trainer=$!
+until rank=$(sed -n 's/.*the ranks are processes .* //p' "$log") && [ -n "$rank" ] && grep -q '^step' "$log"; do
+    kill -0 $trainer || { cat "$log"; exit 1; }
+    sleep 0.1
+done
+kill -9 $rank; wait $trainer; code=$?; cat "$log"; exit $code'''
+
+
+def killed_rank(visit):
+    """a result, if a run on two GPUs ends when its second rank is killed, and names it"""
+    data = path("text.txt")
+    command = [BF16["gpt2"], "--train_files", data, "--val_files", data, "--model", MODEL, "--T", T, "--B", B,
+               "--total_batch", 2 * B * T, "--gpus", 2, "--steps", 10 ** 6, "--out", path("killed")]
+    start = time.monotonic()
+    said = visit.run(["bash", "-c", KILL, "bash", path("killed.txt"), *map(str, command)], 30, (128 + 9,))[1]
+    if "rank 1 " not in said or "was ended by signal 9" not in said:
+        raise Failed("expected the name of the rank that was killed, got\n" + said[-2000:])
+    return {"s": time.monotonic() - start}
 
 
 def sanitizer(visit):
@@ -386,7 +414,7 @@ def sanitizer(visit):
 
 STAGES = {"device": (device, 30), "first": (functools.partial(compile_all, "first"), 600), "step": (step, 130),
           "build": (functools.partial(compile_all, "build"), 1500), "kernels": (kernels, 110), "losses": (losses, 110),
-          "bench": (bench, 270), "torch": (torch_library, 250), "train": (train_all, 50), "ranks": (ranks, 30),
+          "bench": (bench, 270), "torch": (torch_library, 250), "train": (train_all, 50), "ranks": (ranks, 90),
           "sanitizer": (sanitizer, 120)}
 
 

@@ -17,7 +17,7 @@ import measured  # noqa: E402
 
 # nvcc, the C++ compiler and all that they build: a program of this text. WRONG: what is not as it should be.
 PROGRAM = f"#!{sys.executable} -SE\n" + r"""
-import json, os, shutil, struct, sys
+import json, os, shutil, struct, subprocess, sys
 args, name, wrong = sys.argv[1:], os.path.basename(sys.argv[0]), os.environ.get("WRONG", "")
 flag = lambda word, otherwise="": args[args.index(word) + 1] if word in args else otherwise
 if "--version" in args:
@@ -29,13 +29,20 @@ elif name.startswith("test_"):
 elif name.startswith("bench_"):
     print(json.dumps({"key": "forward causal d64 T16384 cable", "tflops": 200.5}) + "\nmore")
 elif name == "nvidia-smi":
-    print("9.0" if "compute_cap" in args[0] else "NVIDIA Test GPU")
+    print("9.0" if "compute_cap" in args[0] else "NVIDIA Test GPU" + "\nNVIDIA Test GPU" * (wrong[:4] == "two "))
 elif "--help" in args:
     print("positional encodings (--pos):\n  none          no\n  cable         the paper's\n")
+elif flag("--steps") == "1000000":
+    rank = subprocess.Popen(["sleep", "60"])
+    print(f"--ranks 2: the ranks are processes {os.getpid()} {rank.pid}\nstep 1", flush=True)
+    rank.wait()
+    print("rank 1 (process 7) was ended by signal 9" if wrong == "two GPUs" else "an error")
+    sys.exit(137)
 elif "--out" in args:
     steps, out = int(flag("--steps")), flag("--out")
     error = 1e-2 * (wrong == "loss" and "/bf16/" in sys.argv[0])
     error += 1e-12 * (wrong == "bits" and flag("--recompute") == "2")
+    error += 1e-12 * (wrong == "two paths" and flag("--gpus") == "2" and "NCCL_P2P_DISABLE" in os.environ)
     os.makedirs(f"{out}/step_{steps:08d}")
     with open(f"{out}/log.jsonl", "w") as f:
         for s in range(steps):
@@ -101,6 +108,17 @@ class GpuCheck(Folder):
                 self.assertEqual(self.check("--only", stage)[0], 0)
         with mock.patch.dict(os.environ, WRONG="headers"):
             self.assertIn("expected the headers xxhash.h", self.check()[1])
+
+    def test_two_gpus(self):
+        host, killed = "ranks gpt2, by the host's memory", "a killed rank"
+        for wrong, failed in ("two GPUs", set()), ("two paths", {host, killed}):
+            with self.subTest(wrong=wrong), mock.patch.dict(os.environ, WRONG=wrong):
+                code, said, rows = self.check("--only", "first", "build", "ranks")
+                self.assertEqual(code, 1 if failed else 0, said)
+                for what in ("ranks gpt2", "ranks bert", host, killed):
+                    self.assertEqual(rows[what] == {"": "failed"}, what in failed, (what, rows[what]))
+            os.remove(self.path("gpu.csv"))
+        self.assertIn("expected the same bits with ('--gpus', 2)", said)
 
     def test_what_time_ends_is_unfinished(self):
         code, said, _ = self.check("--minutes", "0")
