@@ -136,8 +136,8 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
 }
 
 // The plan for p, and for all products of the same shape, with the library's first algorithm. leaves: multiprocessors
-// that it leaves to another stream. Otherwise a product's blocks, one for each multiprocessor, wait for those that have
-// none because NCCL is there, and it takes twice its time.
+// that it leaves to another stream, 0: none. A product with a block for each multiprocessor would wait for the blocks
+// that find NCCL on theirs, and could take twice its time.
 inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     LtPlan plan;
     lt_describe(plan, p);

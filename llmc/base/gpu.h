@@ -29,7 +29,7 @@ struct GpuRates {
     int major, minor;                           // compute capability
     int bf16, bf16_geforce, fp32, tensor_khz;
 };
-constexpr GpuRates GPU_RATES[] = {              // not published in these terms: Orin (8.7), B300, Thor (11.0), GB10
+constexpr GpuRates GPU_RATES[] = {              // no figure was found for 8.7, 10.3, 11.0, 12.1
     {8,  0,  2048, 2048, 128, 0},               // A100, A30
     {8,  6,  1024, 512,  256, 0},               // A10, A40, RTX A6000; GeForce RTX 30
     {8,  9,  1024, 512,  256, 0},               // L4, L40S, RTX 6000 Ada; GeForce RTX 40
