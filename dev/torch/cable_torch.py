@@ -55,9 +55,9 @@ cached_sizes = functools.lru_cache(maxsize=1024)(Sizes)
 
 
 def sizes_of(rows, tables, position, T_train, causal, NH, HS):
-    """an error unless the arguments agree with the encoding"""
-    sizes = cached_sizes(rows.device.type, rows.dtype, position.encode(), *map(int, rows.shape[:2]), NH, HS, 0, causal,
-                         T_train)
+    """an error unless the arguments agree with the encoding; tables: None for rope"""
+    sizes = cached_sizes(rows.device.type, rows.dtype, position.encode(), *map(int, rows.shape[:2]), NH, HS,
+                         int(tables is not None), causal, T_train)
     shapes, least = [shape for _, _, shape in sizes.wanted], 3 * NH * HS + sizes.columns
     if tables is not None and [tuple(t.shape) for t in tables] != shapes:
         raise ValueError(f"tables: {position}: expected {[name for name, _, _ in sizes.wanted]} of the shapes "
@@ -171,7 +171,7 @@ turn.register_autograd(lambda ctx, drows: (turn(drows, *ctx.what, not ctx.back),
 def check_tensor(name, x, shape, like=None, dtype=None):
     """an error that names the argument; shape: numbers, or letters of those that may be any. like: has its device, and
     unless another is given its type"""
-    if not isinstance(x, Tensor) or x.layout != torch.strided:
+    if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {getattr(x, 'layout', type(x).__name__)}")
     types = [t for device, t in LIBRARIES if device == x.device.type]
     if not types or like is not None and x.device != like.device:

@@ -54,7 +54,7 @@ struct Bound {
         v.act_data = state;
     }
     Bound(const Bound&) = delete;           // the view points to its parts
-    static constexpr int BIASES = ADDS_BIAS | COUNTS_GATES, ALL = BIASES | TURNS_QK;
+    static constexpr int BIASES = ADDS_BIAS | COUNTS_GATES;
 };
 
 // Runs f. Errors are returned, and not thrown.
@@ -85,11 +85,12 @@ void check_rows(const Bound& bound, const CableCall& c, const void* rows) {
 
 #define API extern "C" __attribute__((visibility("default")))
 
-// sizes, in float32 but for the first: the encoding's columns; its learned tables together; its state; the scratch of
-// the forward and of the backward. text (room): a line for each table, "name offset rows columns", 0 for a vector
+// For cable_turn where OC is 0. sizes, in float32 but for the first: the encoding's columns; its learned tables
+// together; its state; the scratch of the forward and of the backward. text (room): a line for each table, "name offset
+// rows columns", 0 columns for a vector
 API const char* cable_describe(const CableCall* c, size_t sizes[5], char* text, size_t room) {
     return guarded(*c, [&] {
-        const Bound bound(*c, Bound::ALL);
+        const Bound bound(*c, c->OC == 0 ? TURNS_QK : Bound::BIASES);
         const size_t found[] = {(size_t)bound.declared.extra_columns, bound.params.total, bound.acts.total,
                                 attention_forward_scratch(c->B, c->T, c->NH),
                                 attention_backward_scratch(bound.position, c->B, c->T, c->NH, c->HS)};

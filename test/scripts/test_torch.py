@@ -157,7 +157,7 @@ class Attention(unittest.TestCase):
                 (ValueError, "did you mean", bias_attention, "cabel", q, k, v),
                 (ValueError, "K is 0.5", bias_attention, "t5_clip:K=0.5", q, k, v),
                 (ValueError, "one encoding", bias_attention, "cable,none", q, k, v),
-                (ValueError, "expected a bias", bias_attention, "sinusoidal", q, k, v),
+                (ValueError, "expected a bias", bias_attention, "rope", q, k, v),
                 (ValueError, "a causal model", bias_attention, "cope", q, k, v, (), [e], False),
                 (ValueError, "must be even", rope, q[..., :31], k[..., :31])):
             with self.subTest(words=words), self.assertRaisesRegex(error, words):
