@@ -627,6 +627,8 @@ def cells_of(rows, what, at=lambda row: row["T"]):
 def study_panels(rows, cells, plot_row, xlabel):
     """A panel for each size and trained length, in which plot_row(ax, key, label, colour, marker) draws each encoding
     that has cells and returns its line. Returns (figure, {panel: the trained length})."""
+    if not cells:
+        raise BadInput("expected a study with numbers of this kind (--positions), got none")
     models, lengths, encodings = (list(dict.fromkeys(r[name] for r in rows)) for name in
                                   ("model", "trained_at", "encoding"))
     fig, axes = figure(1.8 + 3.6 * len(lengths), 0.9 + 3.4 * len(models), nrows=len(models), ncols=len(lengths),
@@ -684,8 +686,6 @@ def draw_positions(rows):
     """the loss by position in the longest windows that an encoding has, its band the standard deviation"""
     ends = lambda row: (row["T"], tuple(int(end) for end in row["positions"].split("-")))
     cells, drawn = cells_of(rows, "loss", ends), []
-    if not cells:
-        raise BadInput("expected a study with --positions, got no loss by position")
 
     def plot_row(ax, key, label, colour, marker):
         longest = max(T for T, _ in cells[key])
@@ -694,7 +694,7 @@ def draw_positions(rows):
         drawn.append(line.get_xydata())
         return line
 
-    longest = max(T for row in cells.values() for T, _ in row)
+    longest = max((T for row in cells.values() for T, _ in row), default=0)
     fig, panels = study_panels(rows, cells, plot_row, f"position in windows of up to {longest:,} tokens")
     for ax, T in panels.items():
         length_axis(ax, [x for points in drawn for x, _ in points] + [T])

@@ -304,7 +304,7 @@ class TestTable(Fake):
                       *(("study", path) for path in glob.glob(os.path.join(ROOT, "dev", "results", "study_*.csv")))):
             self.assertEqual(called(plot.main, *words, "-o", self.path("again.png"))[0], 0, words)
             self.assertIn(b"scripts/study.py --", read_bytes(self.path("again.png")))
-        self.assertIn("expected a study with --positions", called(
+        self.assertIn("(--positions), got none", called(
             plot.main, "positions", os.path.join(ROOT, "dev", "results", "study_layers.csv"))[2])
 
     def test_nothing_finished_is_no_table(self):

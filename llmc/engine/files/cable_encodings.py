@@ -12,7 +12,8 @@ import torch.nn as nn
 import torch.nn.functional as F
 
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
-# The hyperparameters of each encoding, with what stands for a key that config.json lacks: the file is older than it.
+# The hyperparameters of each encoding, with what stands for a key that config.json lacks, as the file is older than it;
+# 0: such a key stays absent.
 CABLES = {"cable": {"bias": 0.0}, "cable_nw": {"bias": 0.0}, "kcable": {"weight": "inside", "bias": 0.0},
           "kcable_nw": {"bias": 0.0}, "cable_v1": {}, "fox": {}, "kcable_v1": {}, "cable_signed": {}}
 GRAPES = {"grape_q": {}, "grape_k": {}, "grape_qk": {}}
@@ -55,7 +56,7 @@ def check_position(position, rope_scaling, known=POSITIONS):
     if rope_scaling and (name != "rope" or rope_scaling.get("rope_type") not in SCALINGS):
         raise ValueError(f"config.json: rope_scaling {rope_scaling!r} of {name}: expected rope and a rope_type of "
                          f"{', '.join(SCALINGS)}")
-    return {**known[name], **position}
+    return {**{key: value for key, value in known[name].items() if value != 0}, **position}
 
 
 def with_part(config, layer, names):
