@@ -43,7 +43,7 @@ struct TokenData {
 // Of each head of a layer: whether its S (cable.cuh) has moved, or the ReLU was closed for every token so far
 enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
 
-// One block per head, for B windows, the last one of `last` tokens, the others of `stride`
+// One block per head, for B windows of `stride` tokens, the last one of `last`
 static __global__ void find_moved_kernel(int* states, const float* S_offset, const double* S_origin, int B, int stride,
                                          int last) {
     float most = 0.0f;
