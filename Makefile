@@ -159,10 +159,10 @@ $(B)/pic/library.o: dev/torch/library.cu $(B)/cpu.flags
 $(B)/libcable.so: $(LIBRARY_PARTS) $(B)/pic/library.o
 	$(CXX) -shared $^ -o $@ $(CPU_LIBS)
 $(B)/libcable_simt.so: dev/torch/library.cu $(B)/simt.flags
-	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(LIBRARY_FLAGS) -DFEW_POSITIONS -MF $(@:.so=.d) -x c++ -c $< -o $(@:.so=.o)
+	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(LIBRARY_FLAGS) -DFEW_POSITIONS -MT $@ -MF $@.d -x c++ -c $< -o $(@:.so=.o)
 	$(CXX) -shared $(@:.so=.o) -o $@
 $(B)/libcablecu.so $(B)/libcablecu_fp32.so: dev/torch/library.cu $(B)/cuda.flags
-	$(NVCC) $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(findstring fp32,$@),-DPRECISION_FP32) -shared -cudart shared \
+	$(NVCC) $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(findstring fp32,$@),-DPRECISION_FP32) -shared \
 	    $(patsubst %,-Xcompiler %,$(LIBRARY_FLAGS)) -MMD -MP -MT $@ -MF $@.d $< -o $@
 
 # For editors: how each source is compiled

@@ -99,7 +99,7 @@ def flat(tables, sizes, like):
 def attend(rows: Tensor, tables: List[Tensor], position: str, T_train: int, causal: bool, NH: int,
            HS: int) -> Tuple[Tensor, Tensor, Tensor]:
     """out (B,T,C), and what the backward wants: lse (B,NH,T) and the encoding's state"""
-    what = (position, T_train, causal, NH, HS)
+    what, rows = (position, T_train, causal, NH, HS), rows.contiguous()
     sizes, (out, lse, state) = sizes_of(rows, tables, *what), attend_shapes(rows, tables, *what)
     run("forward", rows, what, out, lse, state.zero_(), floats(rows, sizes.forward), rows, flat(tables, sizes, rows))
     return out, lse, state
@@ -115,7 +115,7 @@ def attend_shapes(rows, tables, *what):
 def attend_backward(dout: Tensor, rows: Tensor, out: Tensor, lse: Tensor, state: Tensor, tables: List[Tensor],
                     position: str, T_train: int, causal: bool, NH: int, HS: int) -> Tuple[Tensor, Tensor]:
     """drows, and the gradients of all tables in one array"""
-    what = (position, T_train, causal, NH, HS)
+    what, rows = (position, T_train, causal, NH, HS), rows.contiguous()
     sizes, (drows, dtables) = sizes_of(rows, tables, *what), gradient_shapes(dout, rows, out, lse, state, tables, *what)
     drows[..., 3 * NH * HS + sizes.columns:] = 0
     run("backward", rows, what, drows, dtables.zero_(), state.clone(), floats(rows, sizes.backward), dout.contiguous(),
