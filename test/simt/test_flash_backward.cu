@@ -190,9 +190,12 @@ void oracle_head(Results& r, const Inputs& p, int bh, Roundings roundings) {
         put(r.dk, head.dk);
         put(r.dv, head.dv);
         for (int e = 0; e < (int)bias.size(); e++) {
-            if (bias[(size_t)e] > -INFINITY) {
-                add_bias_gradients(r, p, bh, e / p.s.T, e % p.s.T, head.dbias[(size_t)e]);
-            }
+            if (bias[(size_t)e] == -INFINITY) { continue; }
+            const int i = e / p.s.T, j = e % p.s.T;
+            // beside the diagonal tile flash/columns.cuh sums the products' own dlogit
+            const bool columns = flash_may_have_columns(FLASH_BACKWARD, p.Kind) && i / FLASH_TILE != j / FLASH_TILE;
+            const double dlogit = head.dbias[(size_t)e];
+            add_bias_gradients(r, p, bh, i, j, columns && roundings != Exact ? bf16_of(dlogit) : dlogit);
         }
     };
     if (roundings == ForwardAndBackward) {

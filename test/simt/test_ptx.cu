@@ -105,9 +105,9 @@ KERNEL_TEST("mma_m16n8k16: float32 sums of bf16 products") {
     INFO("error %.1e", error);
 }
 
-// d (64,N) += A (64,16) B (16,N) by a warpgroup, or with Sets d = A B, where d was NaN. The tiles are written element by
-// element, where the ISA's swizzle of 128 bytes wants them: bits 4 to 6 of the address are xored with its bits 7 to 9.
-// All else in them is NaN.
+// d (64,N) += A (64,16) B (16,N) by a warpgroup, or with Sets d = A B, where d was NaN. The tiles are written element
+// by element, where the ISA's swizzle of 128 bytes wants them: bits 4 to 6 of the address are xored with its bits 7 to
+// 9. All else in them is NaN.
 enum Wgmma { A_IN_REGISTERS, B_TRANSPOSED, BOTH_IN_TILES };
 enum WgmmaFault { NO_FAULT, READ_EARLY, OVERWRITTEN_EARLY, NO_FENCE };
 __device__ inline void put_swizzled(char* tile, int row, int column, float x) {
@@ -164,7 +164,8 @@ static double wgmma_error(int k0, int c0 = 0) {
     const std::vector<float> A = whole_numbers(64 * 16, 1), B = whole_numbers(16 * N, 2);
     const std::vector<float> D = Sets ? std::vector<float>(64 * N) : whole_numbers(64 * N, 3);
     DeviceArray<float> a(A), b(B), d(D), has_wgmma(1);
-    launch(wgmma_kernel<Form, N, Fault, Sets>, Grid(1, 128, 2 * 64 * 128, stream), d.p, has_wgmma.p, a.p, b.p, k0, c0);
+    launch(wgmma_kernel<Form, N, Fault, Sets>, Grid(1, 128, 2 * 64 * 128, stream), d.p, has_wgmma.p, a.p, b.p, k0,
+           c0);
     const std::vector<float> found = d.host();
     if (has_wgmma.host()[0] == 0.0f) { SKIP("this GPU has no wgmma"); }
     return relative_l2(found, product(converted<double>(D), A, B, 64, N, 16));

@@ -26,6 +26,89 @@
 #include "dq.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
+// gathers row_dot and the other values of a query for the two kernels: (B*NH,tiles,flash_variants), padded after T
+
+template <FlashBias Kind, int HS>
+__global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
+    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes; args.HS / 8 of them have data
+    const int piece = threadIdx.x % ROW_THREADS;
+    const int rows = round_up(args.T, FLASH_TILE);
+    const int C = args.NH * args.HS;
+    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / ROW_THREADS;       // of (B,rows,NH)
+    const size_t bt = row / args.NH;
+    const size_t h = row % args.NH;
+    const size_t b = bt / rows;
+    const size_t t = bt % rows;
+    const size_t bh = b * args.NH + h;
+    // 1. row_dot = out.dout: a piece per thread, then the sum over the row's threads
+    float row_dot = 0.0f;
+    if (b < (size_t)args.B && t < (size_t)args.T && piece * 8 < args.HS) {
+        const size_t at = (b * args.T + t) * C + h * args.HS + piece * 8;
+        const FlashPiece out = *(const FlashPiece*)(args.out + at);
+        const FlashPiece dout = *(const FlashPiece*)(args.dout + at);
+        UNROLL
+        for (int k = 0; k < 4; k++) {
+            row_dot += unpack_lo(out.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(out.x[k]) * unpack_hi(dout.x[k]);
+        }
+    }
+    UNROLL
+    for (int o = ROW_THREADS / 2; o > 0; o /= 2) { row_dot += shuffle_xor(row_dot, o); }
+    if (b >= (size_t)args.B || piece != 0) { return; }
+    // 2. the query, its S counted from the chunk's origin
+    FlashQuery query = {-INFINITY, 0.0f, 0.0f, 0.0f};
+    if (t < (size_t)args.T) {
+        const size_t at = bh * args.stride + t;
+        const float lse = args.lse[at];
+        if (lse != -INFINITY) {                             // else padding, or a query that has seen no key: P stays 0
+            query.start = -lse / args.scale;
+            query.minus_dot = -row_dot;
+        }
+        if (Kind == FlashBias::Linear) {
+            query.weight = args.slopes[h] / args.scale;
+            query.place = (float)t;
+        }
+        if (Kind == FlashBias::Fire) {
+            query.weight = args.inv[t];
+            query.place = args.dnorm[t];
+        }
+        if (flash_is_cable(Kind)) {
+            const float g = args.factor_of(bh, (int)t) * args.g[at];
+            query.weight = Kind == FlashBias::Distance ? g / args.scale : g;
+            query.place = args.S_offset[at];
+        }
+    }
+    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
+    tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
+    if constexpr (flash_columns(FLASH_BACKWARD, Kind)) {
+        const size_t at = (bh * rows + t) / FLASH_TILE;
+        const size_t all = (size_t)args.B * args.NH * rows / FLASH_TILE * flash_variants(Kind);
+        flash_prepare_columns<Kind>((FlashTileColumns*)(queries + all) + at, args, (int)bh, (int)t / FLASH_TILE,
+                                    (int)t % FLASH_TILE, query.weight, query.start, query.minus_dot);
+        return;
+    }
+    if (flash_variants(Kind) == 1) { return; }
+    // 3. the same, counted from the tile's first row and from its last
+    const float* S = args.S_offset + bh * args.stride;
+    const float raw = query.place;
+    const int first = (int)t / FLASH_TILE * FLASH_TILE;
+    const int last = imin(first + FLASH_TILE, args.T) - 1;
+    const float start = query.start;
+    const float weight = Kind == FlashBias::Distance ? query.weight : 0.0f;
+    query.place = raw - S[first];                           // for keys on the left
+    query.start = start - weight * query.place;
+    tile[FROM_FIRST].row[t % FLASH_TILE] = query;
+    query.place = raw - S[last];                            // for keys on the right
+    query.start = start + weight * query.place;
+    tile[FROM_LAST].row[t % FLASH_TILE] = query;
+    if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
+        const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+        tile[FROM_CHUNK].from = FlashS::of(origin);
+        tile[FROM_FIRST].from = FlashS::of(origin + (double)S[first]);
+        tile[FROM_LAST].from = FlashS::of(origin + (double)S[last]);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
 // launchers
 
 // Toeplitz: the number of each head's tiles of queries in one launch of the dq kernel, each with a slab for the sums of
@@ -40,7 +123,8 @@ inline int flash_slabs(int BNH, int T) {
 inline size_t flash_backward_scratch(FlashBias Kind, int B, int T, int NH) {
     const size_t tiles = (size_t)ceil_div(T, FLASH_TILE);
     const size_t BNH = (size_t)B * NH;
-    const size_t queries = BNH * tiles * flash_variants(Kind) * (sizeof(FlashQueries) / sizeof(float));
+    const size_t columns = flash_may_have_columns(FLASH_BACKWARD, Kind) ? sizeof(FlashTileColumns) : 0;
+    const size_t queries = BNH * tiles * (flash_variants(Kind) * sizeof(FlashQueries) + columns) / sizeof(float);
     const size_t slabs = Kind == FlashBias::Toeplitz ? BNH * flash_slabs(B * NH, T) * (tiles + 1) * FLASH_TILE : 0;
     const size_t sums = Kind == FlashBias::Fire ? BNH * tiles * FIRE_PIECES * FIRE_SUMS : 0;       // float64
     return queries + slabs + 2 * sums;
@@ -58,7 +142,7 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     constexpr int FREE_DQ = FlashDq<Causal, Kind, HS, Masked>::FREE;
     const auto grid = [&](int tiles, int free) {
         const size_t shared = flash_backward_shared(HS, free >= 0 && !runs_wgmma());
-        return Grid(BNH * tiles, FLASH_THREADS, shared, stream);
+        return Grid(BNH * tiles, FLASH_THREADS, shared + flash_columns_shared(FLASH_BACKWARD, Kind), stream);
     };
     launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
     launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DKDV), args, queries);

@@ -1,5 +1,5 @@
 // attention/flash/dq.cuh -- the kernel of attention/flash/backward.cuh whose blocks own queries: dq, dg, the row part
-// of dS (subtracted from the column part), and the sums of Toeplitz's table with the kernel that adds its slabs.
+// of dS (subtracted from the column part), and the sums of Toeplitz's table.
 //
 //   1. load the owned queries with their dout, and fetch the first tile of keys; for each tile of keys
 //   2.    wait for it, and fetch the next one
@@ -9,104 +9,7 @@
 //   6. store
 #pragma once
 
-#include "pairs.cuh"
-
-// ----------------------------------------------------------------------------------------------------------
-// Toeplitz
-
-// The diagonals of a 64 x 64 tile of dlogit, two for each of 64 threads: k and k + 64. The latter continues as k in the
-// next tile to the right. docs/attention.md, "The gradient of a Toeplitz table".
-struct FlashDiagonals {
-    float* dlogit;                  // (64,64), in the order of at(), which keeps the banks apart
-    float* carry;                   // (64): of the last tile, diagonals 64 ..; 127 is none, and 0
-    float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
-
-    // eight rows at the columns 0, 2, 4, 6 are 32 banks, and so are 32 neighbouring columns of one row
-    __device__ static int at(int r, int c) { return r * FLASH_TILE + (c ^ ((r & 7) * 8 | (r >> 2 & 1))); }
-    __device__ void put(int r, int c, float x0, float x1) const {
-        dlogit[at(r, c)] = x0;
-        dlogit[at(r, c + 1)] = x1;
-    }
-    // the sums of tile n; first: no tile to its left, whose diagonals would continue here
-    __device__ void add(int n, bool first) const {
-        const int k = threadIdx.x % 64;
-        float left = 0.0f;
-        float right = 0.0f;
-        for (int r = 0; r < 64; r++) {                      // neighbouring lanes read neighbouring columns
-            const int c = r + k - 63;
-            const float x = dlogit[at(r, c & 63)];
-            if (c >= 0) { left += x; } else { right += x; }
-        }
-        slab[n * 64 + k] = first ? left : left + carry[k];
-        carry[k] = right;
-    }
-    // the last diagonals of tile n, 64 .. 126: there is no tile to its right
-    __device__ void end_after(int n) const { slab[(n + 1) * 64 + threadIdx.x % 64] = carry[threadIdx.x % 64]; }
-};
-
-// The slabs (B*NH,count,(tiles+1)*64) of `count` query tiles, from tile `first` on. A launch has only these, since with
-// a slab for every tile scratch would grow with T * T.
-struct FlashSlabs {
-    float* data;
-    int first, count;
-
-    __device__ float* of(int bh, int m, int tiles) const {
-        return data + ((size_t)bh * count + m - first) * (tiles + 1) * FLASH_TILE;
-    }
-};
-
-// dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0. Launched after
-// each launch of the dq kernel: the first one overwrites, the rest continue the sum.
-template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(FlashArgs args, FlashSlabs slabs) {
-    const FlashBlock block(args, (int)gridDim.x / (args.B * args.NH));
-    const int column = block.turn * blockDim.x + threadIdx.x;
-    if (column >= args.table_entries) { return; }
-    float* total = args.dtable + (size_t)block.bh * args.table_entries + column;
-    float sum = slabs.first == 0 ? 0.0f : *total;
-    for (int m = slabs.first; m < slabs.first + slabs.count; m++) {
-        const int at = column - args.table_zero + m * FLASH_TILE + 63;      // where the column is in the slab of tile m
-        const int begin = block.first_key_tile(args, m);
-        const int end = block.template end_key_tile<Causal, FlashBias::Toeplitz>(args, m);
-        bool written = begin < end && at >= begin * FLASH_TILE && at < end * FLASH_TILE + 63;
-        if (Masked) {
-            const FlashReach reach = FlashReach::of<Causal>(args, block.bh, m, block.live_tiles());
-            const bool sinks = reach.has_sinks() && at >= reach.sinks_begin * FLASH_TILE;
-            const bool window = reach.end > 0 && at >= reach.first * FLASH_TILE;
-            written = (sinks && at < reach.sinks_end * FLASH_TILE + 63) || (window && at < reach.end * FLASH_TILE + 63);
-        }
-        if (written) { sum += slabs.of(block.bh, m, block.tiles)[at]; }
-    }
-    *total = sum;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// Fire
-
-// Adds the pairs of FlashFire::meet to the warp's sums. Hidden pairs have dlogit 0 and a finite y.
-template <int Columns>
-__device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire& fire,
-                                      const FlashFragment<Columns>& dlogit, const FlashFragment<Columns>& y,
-                                      const FlashArgs& args, const FlashQuery (&own_query)[2], const FlashQuery* key,
-                                      int row, int column) {
-    const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // by L, of each position's norm: descending
-    FlashFragment<Columns> by_c;
-    FlashFragment<Columns> by_L;
-    UNROLL
-    for (int e = 0; e < y.SIZE; e++) {
-        const FlashQuery& query = own_query[y.own(e)];
-        const int c = y.column(e);
-        const int i = row + (int)threadIdx.x % 32 / 4 + 8 * y.own(e);
-        const int j = column + c;
-        const float inv = fminf(query.weight, key[c].weight);       // of the later position, as are the next two
-        const float dnorm = fmaxf(query.place, key[c].place);
-        by_c[e] = (args.dpsi[args.table_zero - FlashFire::distance(args, i, j)] - y[e] * dnorm) * inv;
-        by_L[e] = y[e] * inv * dL[imax(i, j)];
-    }
-    sums.add(fire, dlogit, y, by_c, by_L);
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// the kernel
+#include "diagonals.cuh"
 
 // A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
@@ -118,6 +21,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     // whether the products read q and dout where they are; Toeplitz needs their place
     static constexpr bool IN_PLACE = flash_wgmma(STRIP) && Kind != FlashBias::Toeplitz;
     static constexpr bool cable = flash_is_cable(Kind);
+    static constexpr bool COLUMNS = Owner::COLUMNS;
+    static constexpr bool counts = cable && !COLUMNS;       // S from what the keys' counts from
+    enum { OWN_COLUMNS = 2, DOT_COLUMNS = 3 };              // groups; the keys' are the stages
     const FlashArgs& args;
     const Owner owner;
     const FlashDiagonals diagonals;                         // Toeplitz
@@ -125,6 +31,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     FlashFireSums fire_sums;
     FlashReach reach;                                       // Masked
     int begin, end;                                         // the tiles of keys that the block meets
+    const FlashPlaces<Kind> places;                         // COLUMNS: of the keys
+    FlashPlaced key;                                        // the thread's, of the tile that is on its way
+    double edge;                                            // S of the queries' edge that the keys meet
     // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
     struct Owned {                                          // of the owned queries
         FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
@@ -134,12 +43,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         FlashFragment<HS> dQ = {};
         float row[OWN] = {};                                // of dlogit over its sign, or of w
         float dg[OWN] = {};
+        float columns[OWN] = {};                            // COLUMNS: by the keys of one side
     };
 
     __device__ FlashDq(const FlashArgs& args, const FlashQueries* queries, const FlashSlabs& slabs)
         : args(args), owner(args, queries, PART ? slabs.count : ceil_div(args.T, FLASH_TILE), true,
                             PART ? slabs.first : 0),
-          diagonals(find_diagonals(slabs)) {}
+          diagonals(find_diagonals(slabs)), places(args, owner.block.bh) {}
     static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
     // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
@@ -147,7 +57,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         return {(float*)owner.own_tile(0), (float*)owner.streamed_tile(2), slabs.of(block.bh, block.tile, block.tiles)};
     }
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
-    __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
+    __device__ void fetch(int n, int stage) {
+        owner.template fetch<FLASH_K, FLASH_V>(n, stage);
+        if (COLUMNS) { key = places.at(n, (int)threadIdx.x % FLASH_TILE); }
+    }
     __device__ void find_keys() {
         const FlashBlock& block = owner.block;
         const bool live = owner.tile() < block.live_tiles();
@@ -166,6 +79,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
         };
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
+        if (COLUMNS) { start_columns(); }
         if (FREE < 0) { start(); }
         const FlashQueries* from = owner.block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
         UNROLL
@@ -185,6 +99,60 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             __syncthreads();                                // all warps have their rows of q and dout
             start();
         }
+    }
+    // What stays in the columns, and the queries' for keys on the left
+    __device__ void start_columns() {
+        const int row = (int)threadIdx.x % FLASH_TILE;
+        const int half = (int)threadIdx.x / FLASH_TILE;     // of the threads: each has a stage, and a piece
+        *flash_column_piece(owner.columns, row, half, 1) = flash_key_end();
+        *flash_column_piece(owner.columns, row, DOT_COLUMNS, half) = half == 0 ? FlashPiece{} : flash_dot_end();
+        owner.load_columns(owner.tile(), false, OWN_COLUMNS);
+        edge = places.edge(owner.tile(), false);
+    }
+    // the keys of tile n, when S of them has arrived
+    __device__ void put_columns(int n, int stage) const {
+        if (threadIdx.x < FLASH_TILE && n != owner.tile()) {
+            flash_put_key(owner.columns, threadIdx.x, stage, -fabsf(key.minus(edge)));
+        }
+    }
+    // what the products of the keys from c0 on start from
+    __device__ void start_by_columns(Scores& P, Scores& dP, int stage, int c0) const {
+        wgmma_fence();
+        if constexpr (COLUMNS) {
+            flash_set_columns(P, owner.columns, OWN_COLUMNS, stage, c0);
+            flash_set_columns(dP, owner.columns, OWN_COLUMNS, DOT_COLUMNS, c0);
+        }
+    }
+    // Waits for all products; by_columns: += dlogit times the keys' columns
+    __device__ void wait_and_sum(Sums& sums, const FlashLeft<STRIP>& dlogit, bool by_columns, int stage, int c0) const {
+        FlashFragment<8> strip;
+        if (!by_columns) {
+            wgmma_wait();
+            return;
+        }
+        flash_set_sums(strip, dlogit, owner.columns, stage, c0);
+        wgmma_wait();
+        UNROLL
+        for (int r = 0; r < OWN; r++) { sums.columns[r] += *strip.pair(r, 0); }
+    }
+    // After the keys on one side: lane 3 of a quad has the sum of dlogit, the others that of dlogit place. The row part
+    // of dS has the side's sign
+    __device__ void fold_columns(Sums& sums, float sign) {
+        const bool plain = owner.lane % 4 == 3;
+        UNROLL
+        for (int r = 0; r < OWN && cable; r++) {
+            const float place = fabsf(places.at(owner.tile(), owner.row(r)).minus(edge));
+            sums.row[r] += plain ? sign * sums.columns[r] : 0.0f;
+            sums.dg[r] += plain ? -place * sums.columns[r] : sums.columns[r];
+            sums.columns[r] = 0.0f;
+        }
+    }
+    // On the diagonal, whose products read no columns: from keys on the left to those on the right
+    __device__ void turn_columns(Sums& sums) {
+        fold_columns(sums, 1.0f);
+        owner.load_columns(owner.tile(), true, OWN_COLUMNS);
+        cp_async_commit();
+        edge = places.edge(owner.tile(), true);
     }
     // The lane's e-th pair of a strip that begins with key c0 of a tile: two keys of a query. Its row and column in a
     // fragment, and the first key in the tile
@@ -216,6 +184,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     template <bool Edge>
     __device__ void take_gradient(Scores& P, Scores& dlogit, const FlashQuery (&queries)[OWN], const FlashQuery* keys,
                                   float (&tile_sum)[OWN], float (&tile_dg)[OWN], float side, int n, int c0) const {
+        const bool sums = !COLUMNS || (Edge && n == owner.tile());      // else the columns have them
         UNROLL
         for (int e = 0; e < STRIP / 8 * OWN; e++) {
             const int lane_row = pair_row(e);
@@ -230,7 +199,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
+                if (flash_has_S(Kind) && sums) { key[k] = keys[c + k].place; }
                 hidden[k] = Edge && owner.template hides<Causal, Masked>(i, j + k, begins);
             }
             float* dlogit_pair = dlogit.pair(lane_row, n8);
@@ -240,7 +209,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             for (int k = 0; k < 2; k++) {
                 const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
                 const float turned = negative ? -pair.dlogit[k] : pair.dlogit[k];
-                pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
+                if (sums) {
+                    pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
+                }
                 dlogit_pair[k] = pair.dlogit[k];
             }
             if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
@@ -252,13 +223,15 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         const FlashQuery* keys = owner.met_values(stage);
         const int row = owner.first() + owner.row0;
         const float side = flash_side<Causal, Edge>(owner.tile(), n);
+        const bool by_columns = COLUMNS && !(Edge && n == owner.tile());
         float tile_sum[OWN] = {};                           // summed first: docs/attention.md, "Sums of many keys"
         float tile_dg[OWN] = {};
         FlashQuery queries[OWN];                            // the lane's, as these keys meet them
         UNROLL
         for (int r = 0; r < OWN; r++) {
             queries[r] = own.query[r];
-            if (cable) { queries[r].place = owner.place(owner.row(r), stage); }
+            if (!counts) { continue; }
+            queries[r].place = owner.place(owner.row(r), stage);
             if (Kind == FlashBias::Distance) { queries[r].start -= side * queries[r].weight * queries[r].place; }
         }
         ONE_BY_ONE
@@ -273,9 +246,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                 flash_fire_y(y, args, inv, keys + c0, row, n * FLASH_TILE + c0);
                 fire.apply(P, y);
             }
-            start(P, dlogit, queries, keys, side, n, c0);
-            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
-            wgmma_fence();
+            if (by_columns) { start_by_columns(P, dlogit, stage, c0); }
+            else {
+                start(P, dlogit, queries, keys, side, n, c0);
+                syncwarp();                                 // without it ptxas unrolls for sm_80 all the same
+                wgmma_fence();
+            }
             P.add_transposed(own.q, owner.own_tile(0), owner.row0, K_tile, c0);
             dlogit.add_transposed(own.dout, owner.own_tile(1), owner.row0, V_tile, c0);
             wgmma_wait();
@@ -293,10 +269,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const FlashLeft<STRIP> left(dlogit);
             wgmma_fence();
             sums.dQ.add_product(left, K_tile, c0);
-            wgmma_wait();
+            wait_and_sum(sums, left, cable && by_columns, stage, c0);
         }
         UNROLL
         for (int r = 0; r < OWN; r++) {
+            if (by_columns) { continue; }
             sums.row[r] += tile_sum[r];
             FlashTerms<Kind>::finish(sums.dg[r], tile_dg[r], tile_sum[r], queries[r].place, side);
         }
@@ -304,7 +281,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it
     __device__ void turn_sign(Sums& sums, int n) const {
         UNROLL
-        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
+        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal && !COLUMNS; r++) {
             sums.row[r] = n == owner.tile() + 1 ? -sums.row[r] : sums.row[r];
         }
     }
@@ -349,7 +326,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const float g = own.query[r].weight;
             const float sum = quad_sum(sums.row[r]);
             const float moment = quad_sum(sums.dg[r]);
-            const float sign = Causal || end <= owner.tile() + 1 ? 1.0f : -1.0f;    // of the last tile: see turn_sign
+            const bool left = Causal || COLUMNS || end <= owner.tile() + 1;
+            const float sign = left ? 1.0f : -1.0f;         // of the last tile: see turn_sign
             const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
             // g of Distance is over scale
@@ -376,10 +354,12 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     int stage = 0;
     for (int n = dq.begin; n < dq.end; n = dq.after(n), stage ^= 1) {
         // 2. this tile of keys has arrived, the next one may start
+        if (dq.COLUMNS) { dq.put_columns(n, stage); }
         flash_wait_copies();
         __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
         if (dq.after(n) < dq.end) { dq.fetch(dq.after(n), stage ^ 1); }
         const bf16* K_tile = dq.owner.streamed_tile(stage);
+        if (dq.COLUMNS && !Causal && n == m) { dq.turn_columns(sums); }
         dq.turn_sign(sums, n);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
         if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
@@ -390,6 +370,7 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     // 6. store
     if (Kind == FlashBias::Toeplitz) { dq.store_diagonals(); }
     if (Kind == FlashBias::Fire) { dq.store_fire((double*)slabs.data); }
+    if (dq.COLUMNS) { dq.fold_columns(sums, Causal ? 1.0f : -1.0f); }
     dq.store_dq(sums);
     dq.store_row_sums(sums, own);
 }

@@ -10,10 +10,11 @@
 //   x_ij = scale2 (q_i.k_j + slope_i (S_j - S_ref)) + scale2 row_bias_i      row_bias_i = -slope_i (S_i - S_ref)
 // and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not. kcable's
 // B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor
-// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows.
+// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows. columns.cuh has another way to B.
 // After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #pragma once
 
+#include "columns.cuh"
 #include "fire.cuh"
 #include "reach.cuh"
 
@@ -45,14 +46,15 @@ __device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OW
     fire.apply(f, y);
 }
 
-// scores (FLASH_ROWS,64) become the bias over scale, without row_bias: what the product adds q.k to, so that no logit
-// waits for it. Edge: the tile of the own queries and the last one, with pairs on both sides.  keys_inv: args.inv of
-// the tile
+// scores (FLASH_ROWS,64) become the bias over scale, without row_bias: what the product may then add q.k to, so that
+// no logit waits for it. Edge: the tile of the own queries and the last one, with pairs on both sides.  keys_inv:
+// args.inv of the tile
 template <bool Causal, FlashBias Kind, bool Edge>
 __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, FlashRowBias& rows,
                                         const float* tile_bias, const FlashFire& fire, const float* keys_inv) {
     constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
     constexpr bool has_S = flash_has_S(Kind);
+    constexpr bool columns = flash_columns(FLASH_FORWARD, Kind);        // for all tiles but the queries' own
     constexpr bool has_table = flash_has_table(Kind);
     constexpr int OWN = FLASH_OWN;
     const int column = threadIdx.x % 4 * 2;                 // this lane's first of each 8
@@ -63,7 +65,8 @@ __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, Flash
     for (int own = 0; own < OWN; own++) {
         rows.row_bias[own] = 0.0f;
         rows.from_ref[own] = 0.0f;
-        if (has_S) { rows.from_ref[own] = rows.S[8 * own] * keys_S->sign + keys_S->shift[0] + keys_S->shift[1]; }
+        if (columns) { rows.from_ref[own] = rows.S[8 * own]; }
+        else if (has_S) { rows.from_ref[own] = rows.S[8 * own] * keys_S->sign + keys_S->shift[0] + keys_S->shift[1]; }
         if (line && !Edge) { rows.row_bias[own] = -rows.slope[own] * rows.from_ref[own]; }
     }
     // 2. what these keys bring. Tables: row group + 8 meets at column c + 8 the diagonal that row group meets at
@@ -251,7 +254,6 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     constexpr int TILE = FLASH_TILE;
     bf16* Q_tile = (bf16*)dynamic_shared();                 // (TILE,HS)
     bf16* KV = Q_tile + TILE * HS;                          // two stages of K_tile (TILE,HS), V_tile (TILE,HS)
-    float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of FLASH_TILE_BIAS
     const int blocks = ceil_div(args.T, TILE);
     const FlashPlace place(args, blocks);
     const int bh = place.bh;
@@ -268,13 +270,16 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * args.HS;
     const float scale2 = args.scale * LOG2E;
     FlashTileBias next_bias = {0.0f, 0.0f, 0.0};            // this thread's part for the tile that is on its way
+    using Columns = FlashForwardColumns<Causal, Kind>;
+    Columns columns(KV + 4 * TILE * HS, args, bh, m);
+    float* tile_biases = (float*)columns.end();             // two stages of FLASH_TILE_BIAS
     const double origin = flash_is_cable(Kind) ? flash_origin(args, bh, i0) : 0.0;
     const auto fetch = [&](int n, int stage) {              // starts the copies of tile n
         const bf16* k = q + (size_t)n * TILE * args.OC + C;
         flash_load_tile<HS>(KV + 2 * stage * TILE * HS, k, args.OC, args.HS, keys - n * TILE);
         flash_load_tile<HS>(KV + (2 * stage + 1) * TILE * HS, k + C, args.OC, args.HS, keys - n * TILE);
         cp_async_commit();
-        next_bias = flash_fetch_bias<Kind>(args, bh, m, n);
+        if (Columns::USED) { columns.fetch(n); } else { next_bias = flash_fetch_bias<Kind>(args, bh, m, n); }
     };
     FlashRowBias rows;
     FlashSoftmax<HS> softmax;
@@ -296,6 +301,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         if (flash_has_S(Kind)) { rows.S[8 * own] = flash_row_S<Kind>(args, bh, i0 + row + 8 * own); }
         if (Masked) { rows.begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
     }
+    columns.put_queries(args, bh);
     if constexpr (!in_place) {
         flash_wait_copies();
         __syncthreads();
@@ -308,9 +314,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         const int stage = it % 2;
         const bf16* K_tile = KV + 2 * stage * TILE * HS;
         const bf16* V_tile = K_tile + TILE * HS;
-        float* tile_bias = tile_biases + stage * FLASH_TILE_BIAS;
+        float* tile_bias = Columns::USED ? rows.S - row : tile_biases + stage * FLASH_TILE_BIAS;    // own: queries' S
+        if (Columns::USED) { columns.put_keys(n, stage); }
+        else { flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n); }
         flash_wait_copies();
-        flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n);
         __syncthreads();                    // the tile is complete, and no thread still reads the other stage
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
         // 3. scores = the bias + Q K^T; the masks
@@ -319,9 +326,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         bool edge = n == m || keys - j0 < TILE;             // on the diagonal, or keys end inside the tile
         if (Masked) { edge = edge || flash_cuts(args, b, m, n); }
         if (Kind == FlashBias::Fire) { fire.meet(args, i0 + row0, FLASH_ROWS, j0, TILE); }
-        if (edge) { flash_start_bias<Causal, Kind, true>(scores, rows, tile_bias, fire, inv); }
+        if (Columns::USED && n != m) { columns.start(scores, n, stage); }
+        else if (edge) { flash_start_bias<Causal, Kind, true>(scores, rows, tile_bias, fire, inv); }
         else { flash_start_bias<Causal, Kind, false>(scores, rows, tile_bias, fire, inv); }
-        wgmma_fence();
+        if (!Columns::USED || n == m) { wgmma_fence(); }
         scores.add_transposed(queries, Q_tile, row0, K_tile, 0);
         wgmma_wait();
         if (edge) { flash_hide<Causal, Masked>(scores, rows, i0 - j0 + row, keys - j0, args.mask, j0); }
@@ -343,7 +351,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
 
 template <bool Causal, FlashBias Kind, int HS> void flash_forward_of(const FlashArgs& args, Stream stream) {
     const size_t blocks = (size_t)args.B * args.NH * ceil_div(args.T, FLASH_TILE);
-    const Grid grid(blocks, FLASH_THREADS, flash_forward_shared(Kind, HS), stream);
+    const size_t shared = flash_forward_shared(Kind, HS) + flash_columns_shared(FLASH_FORWARD, Kind);
+    const Grid grid(blocks, FLASH_THREADS, shared, stream);
     if (args.mask.exists()) { launch(flash_forward_kernel<Causal, Kind, HS, true>, grid, args); }
     else { launch(flash_forward_kernel<Causal, Kind, HS, false>, grid, args); }
 }

@@ -1,10 +1,11 @@
 // attention/flash/pairs.cuh -- the parts of both kernels of backward.cuh: a query as its logits need it, two logits
-// with their gradients, a block's rows and its shared memory; and the kernel that gathers the queries before them.
+// with their gradients, a block's rows and its shared memory.
 //
 // "Owned" is the tile that a block keeps, "streamed" are the tiles that pass by it. In one kernel the keys are owned
 // and the queries streamed, in the other the queries are owned.
 #pragma once
 
+#include "columns.cuh"
 #include "fire.cuh"
 #include "reach.cuh"
 
@@ -182,6 +183,29 @@ __device__ inline void flash_fire_y(FlashFragment<Columns>& y, const FlashArgs& 
     }
 }
 
+// Adds the pairs of FlashFire::meet to the warp's sums. Hidden pairs have dlogit 0 and a finite y.
+template <int Columns>
+__device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire& fire,
+                                      const FlashFragment<Columns>& dlogit, const FlashFragment<Columns>& y,
+                                      const FlashArgs& args, const FlashQuery (&own_query)[2], const FlashQuery* key,
+                                      int row, int column) {
+    const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // by L, of each position's norm: descending
+    FlashFragment<Columns> by_c;
+    FlashFragment<Columns> by_L;
+    UNROLL
+    for (int e = 0; e < y.SIZE; e++) {
+        const FlashQuery& query = own_query[y.own(e)];
+        const int c = y.column(e);
+        const int i = row + (int)threadIdx.x % 32 / 4 + 8 * y.own(e);
+        const int j = column + c;
+        const float inv = fminf(query.weight, key[c].weight);       // of the later position, as are the next two
+        const float dnorm = fmaxf(query.place, key[c].place);
+        by_c[e] = (args.dpsi[args.table_zero - FlashFire::distance(args, i, j)] - y[e] * dnorm) * inv;
+        by_L[e] = y[e] * inv * dL[imax(i, j)];
+    }
+    sums.add(fire, dlogit, y, by_c, by_L);
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // The two kernels. A block owns a tile. Shared memory: two owned tiles, two stages of two streamed tiles, and the
 // values: two stages of FlashQueries, and of each owned row S, or Fire's pieces in its place. That is 51 KB (HS 64), or
@@ -257,6 +281,7 @@ struct FlashBlock : FlashPlace {
 enum FlashInput { FLASH_Q, FLASH_K, FLASH_V, FLASH_DOUT };
 template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     static constexpr int TILE_SIZE = FLASH_TILE * HS;
+    static constexpr bool COLUMNS = flash_columns(FLASH_BACKWARD, Kind);
     const int lane = threadIdx.x % 32;
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // the warp's first row in the block
     const FlashArgs& args;
@@ -264,6 +289,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     const FlashBlock block;
     bf16* own;                                              // two tiles
     bf16* streamed;                                         // two stages of two tiles
+    bf16* columns;                                          // COLUMNS: four groups
     FlashQueries* values;                                   // of the streamed rows: two stages
     FlashS* own_S;                                          // (FLASH_TILE)
 
@@ -272,7 +298,9 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
         : args(args), queries(queries), block(args, turns, last_first, from) {
         own = (bf16*)dynamic_shared();
         streamed = own + 2 * TILE_SIZE;
-        values = (FlashQueries*)(Free >= 0 ? own_tile(Free) : streamed_tile(2));
+        columns = streamed_tile(2);
+        bf16* last = columns + (COLUMNS ? FLASH_PART : 0);
+        values = (FlashQueries*)(Free >= 0 ? own_tile(Free) : last);
         own_S = (FlashS*)(values + 2);
     }
     __device__ bf16* own_tile(int which) const { return own + which * TILE_SIZE; }
@@ -301,99 +329,37 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     }
     // Called by the whole block when the owned tiles are read no more, or if the values have a place of their own
     __device__ void put_own_S() const {
-        if (flash_is_cable(Kind) && threadIdx.x < FLASH_TILE) {
+        if (flash_is_cable(Kind) && !COLUMNS && threadIdx.x < FLASH_TILE) {
             const FlashQueries* own = block.template queries<Kind>(queries, tile(), FROM_CHUNK);
             const double from = (double)own->from.high + (double)own->from.low;
             own_S[threadIdx.x] = FlashS::of(from + (double)own->row[threadIdx.x].place);
         }
     }
-    // A streamed tile
+    // A streamed tile. COLUMNS: the values of a query are needed on the diagonal only, elsewhere the columns are
     template <FlashInput First, FlashInput Second> __device__ void fetch(int streamed, int stage) const {
         constexpr bool has_values = First == FLASH_Q || (Kind != FlashBias::None && Kind != FlashBias::Toeplitz);
         load<First>(streamed_tile(stage), streamed);
         load<Second>(streamed_tile(stage) + TILE_SIZE, streamed);
-        const FlashQueries* from = block.template queries<Kind>(queries, streamed, flash_from<Kind>(streamed, tile()));
+        const FlashFrom side = flash_from<Kind>(streamed, tile());
+        const FlashQueries* from = block.template queries<Kind>(queries, streamed, COLUMNS ? FROM_CHUNK : side);
         const int row = threadIdx.x;
-        if (has_values && row < FLASH_TILE) {
+        if (COLUMNS && streamed != tile()) {
+            if (First == FLASH_Q) { load_columns(streamed, streamed < tile(), stage); }
+        } else if (has_values && row < FLASH_TILE) {
             cp_async_16(values[stage].row + row, from->row + row, true);
             if (flash_is_cable(Kind) && row == 0) { cp_async_16(&values[stage].from, &from->from, true); }
         }
         cp_async_commit();
     }
+    // The queries of a tile as columns: after the queries themselves
+    __device__ const FlashTileColumns* columns_of(int tile) const {
+        const size_t heads = (size_t)args.B * args.NH;
+        const void* all = queries + heads * block.tiles * flash_variants(Kind);
+        return ((const FlashTileColumns*)all + (size_t)block.bh * block.tiles) + tile;
+    }
+    // a piece by each thread
+    __device__ void load_columns(int tile, bool right, int group) const {
+        const int t = threadIdx.x;
+        cp_async_16(flash_column_piece(columns, t / 2, group, t % 2), columns_of(tile)->row[right]->piece + t, true);
+    }
 };
-
-// ----------------------------------------------------------------------------------------------------------
-// gathers row_dot and the other values of a query for the two kernels: (B*NH,tiles,flash_variants), padded after T
-
-template <FlashBias Kind, int HS>
-__global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
-    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes; args.HS / 8 of them have data
-    const int piece = threadIdx.x % ROW_THREADS;
-    const int rows = round_up(args.T, FLASH_TILE);
-    const int C = args.NH * args.HS;
-    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / ROW_THREADS;       // of (B,rows,NH)
-    const size_t bt = row / args.NH;
-    const size_t h = row % args.NH;
-    const size_t b = bt / rows;
-    const size_t t = bt % rows;
-    const size_t bh = b * args.NH + h;
-    // 1. row_dot = out.dout: a piece per thread, then the sum over the row's threads
-    float row_dot = 0.0f;
-    if (b < (size_t)args.B && t < (size_t)args.T && piece * 8 < args.HS) {
-        const size_t at = (b * args.T + t) * C + h * args.HS + piece * 8;
-        const FlashPiece out = *(const FlashPiece*)(args.out + at);
-        const FlashPiece dout = *(const FlashPiece*)(args.dout + at);
-        UNROLL
-        for (int k = 0; k < 4; k++) {
-            row_dot += unpack_lo(out.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(out.x[k]) * unpack_hi(dout.x[k]);
-        }
-    }
-    UNROLL
-    for (int o = ROW_THREADS / 2; o > 0; o /= 2) { row_dot += shuffle_xor(row_dot, o); }
-    if (b >= (size_t)args.B || piece != 0) { return; }
-    // 2. the query, its S counted from the chunk's origin
-    FlashQuery query = {-INFINITY, 0.0f, 0.0f, 0.0f};
-    if (t < (size_t)args.T) {
-        const size_t at = bh * args.stride + t;
-        const float lse = args.lse[at];
-        if (lse != -INFINITY) {                             // else padding, or a query that has seen no key: P stays 0
-            query.start = -lse / args.scale;
-            query.minus_dot = -row_dot;
-        }
-        if (Kind == FlashBias::Linear) {
-            query.weight = args.slopes[h] / args.scale;
-            query.place = (float)t;
-        }
-        if (Kind == FlashBias::Fire) {
-            query.weight = args.inv[t];
-            query.place = args.dnorm[t];
-        }
-        if (flash_is_cable(Kind)) {
-            const float g = args.factor_of(bh, (int)t) * args.g[at];
-            query.weight = Kind == FlashBias::Distance ? g / args.scale : g;
-            query.place = args.S_offset[at];
-        }
-    }
-    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
-    tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
-    if (flash_variants(Kind) == 1) { return; }
-    // 3. the same, counted from the tile's first row and from its last
-    const float* S = args.S_offset + bh * args.stride;
-    const float raw = query.place;
-    const int first = (int)t / FLASH_TILE * FLASH_TILE;
-    const int last = imin(first + FLASH_TILE, args.T) - 1;
-    const float start = query.start;
-    const float weight = Kind == FlashBias::Distance ? query.weight : 0.0f;
-    query.place = raw - S[first];                           // for keys on the left
-    query.start = start - weight * query.place;
-    tile[FROM_FIRST].row[t % FLASH_TILE] = query;
-    query.place = raw - S[last];                            // for keys on the right
-    query.start = start + weight * query.place;
-    tile[FROM_LAST].row[t % FLASH_TILE] = query;
-    if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
-        const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
-        tile[FROM_CHUNK].from = FlashS::of(origin);
-        tile[FROM_FIRST].from = FlashS::of(origin + (double)S[first]);
-        tile[FROM_LAST].from = FlashS::of(origin + (double)S[last]);
-    }
-}
