@@ -21,12 +21,20 @@ sys.path.append(os.path.join(ROOT, "scripts"))
 import console                      # noqa: E402
 from console import BadInput        # noqa: E402
 
+from ptxas_budget import compiler_version, makefile     # noqa: E402
+
 BUDGET = os.path.join(ROOT, "dev", "slots.json")
 VARIANTS = {"start": 0, "columns": 3}               # of FLASH_VARIANT: llmc/attention/flash/columns.cuh
 BIASES = {"None": "none", "Linear": "alibi", "Distance": "cable"}
 KERNELS = {"forward": "FlashArgs", "backward_dq": "FlashArgs, const FlashQueries*, FlashSlabs",
            "backward_dkdv": "FlashArgs, const FlashQueries*"}
-FLAGS = ["-std=c++17", "-ftz=true", "-arch=sm_90a", "-cubin", "-I" + ROOT]
+
+
+def tool(name):
+    path = shutil.which(name) or f"/usr/local/cuda/bin/{name}"
+    if not os.path.exists(path):
+        raise BadInput(f"expected {name} of a CUDA toolkit in PATH or /usr/local/cuda/bin, found none")
+    return path
 
 
 def source(causal):
@@ -39,13 +47,13 @@ def source(causal):
 
 def disassemble(variant, causal):
     """the text of nvdisasm"""
-    tools = [shutil.which(name) or f"/usr/local/cuda/bin/{name}" for name in ("nvcc", "nvdisasm")]
     with tempfile.TemporaryDirectory() as folder:
         name = os.path.join(folder, "slots.cu")
         with open(name, "w") as f:
             f.write(source(causal))
-        compile_it = [tools[0], *FLAGS, f"-DFLASH_VARIANT={variant}", name, "-o", name + "bin"]
-        for command in (compile_it, [tools[1], "-c", name + "bin"]):
+        compile_it = [tool("nvcc"), *makefile("NVCC_CODE"), "-arch=sm_90a", "-cubin", f"-DFLASH_VARIANT={variant}",
+                      "-I" + ROOT, name, "-o", name + "bin"]
+        for command in (compile_it, [tool("nvdisasm"), "-c", name + "bin"]):
             p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
             if p.returncode != 0:
                 raise BadInput(f"{' '.join(command)} fails:\n{p.stderr[:2000]}")
@@ -124,14 +132,18 @@ def main(argv):
     p = console.parser(__doc__)
     p.add_argument("--update", action="store_true")
     args = p.parse_args(argv)
-    rows = count_all()
+    rows, version = count_all(), compiler_version(tool("nvcc"))
     print("\n".join(f"{key:40} {least:4} {most:4}" for key, (least, most) in rows.items()))
     if args.update:
-        lines = ",\n".join(f"  {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())
-        console.write_whole(BUDGET, f"{{\n{lines}\n}}\n")
+        lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())
+        console.write_whole(BUDGET, f'{{\n  "nvcc": {json.dumps(version)},\n  "slots": {{\n{lines}\n  }}\n}}\n')
         return 0
     budget = console.read_object(BUDGET)
-    more = [f"{k}: {v}, budget {budget.get(k)}" for k, v in rows.items() if k not in budget or v > budget[k]]
+    if version != budget["nvcc"]:
+        print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: not compared")
+        return 0
+    more = [f"{k}: found {v}, budget {budget['slots'].get(k)}" for k, v in rows.items()
+            if any(found > most for found, most in zip(v, budget["slots"].get(k, (0, 0))))]
     if more:
         raise BadInput("\n".join(["more slots than budgeted; if they are meant: dev/slots.py --update", *more]))
     return 0

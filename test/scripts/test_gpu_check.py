@@ -91,7 +91,7 @@ class GpuCheck(Folder):
         self.assertRegex(read("Makefile"), r"\nNVCC_BASE = .*\$\(NVCC_CODE\) ")
         self.assertIn(" ".join(gpu_check.makefile("NVCC_CODE")), compiled[0])
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
-                          for line in compiled], 14 * [True])
+                          for line in compiled], 15 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
         self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 5)    # --help, import torch
 

@@ -1,10 +1,14 @@
-"""test_ptxas_budget.py -- dev/ptxas_budget.py on the output of nvcc 13.0, and on the same text with planted faults."""
+"""test_ptxas_budget.py -- dev/ptxas_budget.py on the output of nvcc 13.0, and on the same text with planted faults; and
+dev/slots.py on a loop whose instructions are counted by hand."""
 import json
 import os
 import sys
 import unittest
 
 from folder import ROOT, Folder, ended, read
+
+sys.path.append(os.path.join(ROOT, "dev"))
+import slots                        # noqa: E402
 
 PROGRAM = os.path.join(ROOT, "dev", "ptxas_budget.py")
 ATTENTION = "_Z26flash_backward_dkdv_kernelILb1EL9FlashBias2ELi64EEv9FlashArgsPK10FlashQuery"
@@ -131,6 +135,33 @@ class Budget(Folder):
                 self.assertTrue(any(name.startswith(kernel) for name in kernels), kernel)
         for kernel, archs in kernels.items():
             self.assertEqual(set(archs), {"sm_80", "sm_90a"}, kernel)
+
+
+def code(*instructions):
+    """a kernel as nvdisasm writes it; .L_x_N: a label"""
+    return "\n".join(x if x.endswith(":") else f"        /*0000*/          {x} ;" for x in instructions)
+
+
+class Slots(unittest.TestCase):
+    FETCH = ["LDGSTS.E.BYPASS.128 [R1], desc[UR4][R2.64]"] * 8
+    DIAGONAL = ["FADD.FTZ R1, |R2|, R3"] * 32
+
+    def loop(self, prepare):
+        return code("S2R R0, SR_TID.X", ".L_x_1:", "@P0 BRA `(.L_x_2)", *self.FETCH, ".L_x_2:", "@P1 BRA `(.L_x_3)",
+                    *prepare, ".L_x_3:", "@P2 BRA `(.L_x_5)", ".L_x_4:", "HGMMA.64x32x16.F32.BF16 R1, gdesc[UR8], R1",
+                    "FADD R1, R1, R2", "@!P3 BRA `(.L_x_4)", "BRA `(.L_x_6)", ".L_x_5:", *self.DIAGONAL, ".L_x_6:",
+                    "@!P4 BRA `(.L_x_1)", "EXIT")
+
+    def test_counts(self):
+        # a test and 8 copies, two tests, two strips of 3, the way around the diagonal, the way back
+        computes = 9 + 2 + 2 * 3 + 1 + 1
+        self.assertEqual(slots.slots(self.loop(["FADD R1, R1, R2", "STS [R1], R2"]), 8), [computes, computes + 2])
+        self.assertEqual(slots.slots(self.loop([self.FETCH[0], "NOP"]), 8), [computes, computes + 2])
+        self.assertEqual(slots.slots(self.loop([self.FETCH[0], "NOP"]), 9), [computes + 2, computes + 2])
+
+    def test_no_loop(self):
+        with self.assertRaisesRegex(slots.BadInput, "expected a loop that fetches tiles"):
+            slots.slots(code("EXIT"), 8)
 
 
 if __name__ == "__main__":
