@@ -67,6 +67,8 @@ NVCC_CODE := -std=c++17 -ftz=true -O1 -Xcompiler -Wall,-Wextra
 NVCC_BASE = $(call exported,NVCCFLAGS)$(NVCC_CODE) $(filter -DFEW%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \
     $(OMP:%=-Xcompiler %) $(call typed,NVCCFLAGS)
+NVCC_FOUND = $(if $(NVCC),dev/install.sh --check build,\
+    echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
 CUDA_LIBS = -lcublasLt -lcublas $(CUDA_RANK_LIBS)
 
 # $(call remember,NAME,COMMAND): build/NAME.flags changes when COMMAND does, which rebuilds its dependents. The same
@@ -140,7 +142,7 @@ $(PARTS_cuda): LANGUAGE := cu
 $(PARTS_cuda): $(B)/cuda.flags
 	$(CUDA_COMPILE) $(KERNEL_SOURCE)
 $(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
-	@$(if $(NVCC),dev/install.sh --check build,echo "no nvcc found: install the CUDA toolkit or give NVCC=path"; exit 1)
+	@$(NVCC_FOUND)
 	@if [ -e $@ ] && $(CUDA_READ) | cmp -s - $@.read; then touch $@; else set -x; $(CUDA_COMPILE) -DKERNELS_ELSEWHERE \
 	    $(ROWS:%=-include llmc/%) -include llmc/base/emit.h -MT $@ -MF $(@:.o=.d) -x cu -c $< -o $@; fi
 	@$(CUDA_READ) >$@.read
@@ -148,7 +150,7 @@ $(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(PARTS_cuda) $(B)/commit.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
 
 # Attention for PyTorch (docs/torch.md): the kernels of both trainers as a library, whose names stay its own
-torch: $(B)/libcable.so $(if $(NVCC),$(B)/libcablecu.so $(B)/libcablecu_fp32.so)  ## attention as a library for PyTorch
+torch: $(B)/libcable.so $(if $(NVCC),$(B)/libcablecu.so)  ## attention as a library for PyTorch
 LIBRARY_FLAGS := -DLIBRARY_BUILD -fPIC -fvisibility=hidden
 LIBRARY_PARTS := $(patsubst %,$(B)/pic/%.o,encodings causal bidirectional)
 $(LIBRARY_PARTS): $(B)/cpu.flags
@@ -162,6 +164,7 @@ $(B)/libcable_simt.so: dev/torch/library.cu $(B)/simt.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(LIBRARY_FLAGS) -DFEW_POSITIONS -MT $@ -MF $@.d -x c++ -c $< -o $(@:.so=.o)
 	$(CXX) -shared $(@:.so=.o) -o $@
 $(B)/libcablecu.so $(B)/libcablecu_fp32.so: dev/torch/library.cu $(B)/cuda.flags
+	@$(NVCC_FOUND)
 	$(NVCC) $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(findstring fp32,$@),-DPRECISION_FP32) -shared \
 	    $(patsubst %,-Xcompiler %,$(LIBRARY_FLAGS)) -MMD -MP -MT $@ -MF $@.d $< -o $@
 

@@ -80,6 +80,8 @@ class Knobs(Folder):
                 (["train_gpt2", "PRECISION=BF16"], "-DPRECISION_BF16", "?"),
                 (["build/bf16/train_gpt2", "PRECISION=BF16"], "-DPRECISION_BF16", "?"),
                 ([*cuda, "ARCH=sm_80", "PRECISION=FP32"], "-gencode arch=compute_80,code=sm_80 -DPRECISION_FP32", "?"),
+                (["torch", "NVCC=/opt/nvcc"], "-o build/libcablecu.so", "libcablecu_fp32"),
+                (["build/libcablecu_fp32.so", "NVCC="], "no nvcc found", "?"),
                 ([*cuda, "PRECISION=BF16"], "/opt/nvcc -std=c++17", "-DPRECISION"),
                 *(([target, "CPPFLAGS=-Wsomething"], "-Wsomething", "?") for target in
                   ("build/test/layers/test_x", "build/race/layers/test_x", "build/simt/train_gpt2"))):
