@@ -28,9 +28,10 @@ class Call(ctypes.Structure):               # CableCall of library.cu
 
 @functools.lru_cache(maxsize=None)
 def library(device, dtype):
-    path = os.path.join(os.environ.get("CABLE_LIBRARIES", BUILD), LIBRARIES[device, dtype])
+    name = LIBRARIES[device, dtype]
+    path = os.path.join(os.environ.get("CABLE_LIBRARIES", BUILD), name)
     if not os.path.exists(path):
-        raise OSError(f"{path}: not found; `make torch` builds it, or set CABLE_LIBRARIES to its folder")
+        raise OSError(f"{path}: not found; `make build/{name}` builds it, or set CABLE_LIBRARIES to its folder")
     loaded = ctypes.CDLL(path)
     for name in ("describe", "forward", "backward", "turn"):
         getattr(loaded, "cable_" + name).restype = ctypes.c_char_p
@@ -41,8 +42,8 @@ class Sizes:
     """of a call, in float32: columns of a row, tables, state, scratch; `wanted` (name, offset, shape) of each table"""
     def __init__(self, device, dtype, *call):
         found, text = (ctypes.c_size_t * 5)(), ctypes.create_string_buffer(4096)
-        error = library(device, dtype).cable_describe(ctypes.byref(Call(*call, 1, None)), found, text,
-                                                      ctypes.c_size_t(4096))
+        asked = Call(*call, torch.get_num_threads(), None)
+        error = library(device, dtype).cable_describe(ctypes.byref(asked), found, text, ctypes.c_size_t(4096))
         if error is not None:
             raise ValueError(error.decode())
         self.columns, self.tables, self.state, self.forward, self.backward = found
@@ -81,6 +82,12 @@ def run(name, rows, what, *arguments):
         raise RuntimeError(error.decode())
 
 
+def in_a_row(x):
+    """contiguous, and for a GPU's loads on 16 bytes"""
+    x = x.contiguous()
+    return x if x.data_ptr() % 16 == 0 else x.clone()
+
+
 def floats(like, *shape):
     return like.new_empty(shape, dtype=torch.float32)
 
@@ -99,7 +106,7 @@ def flat(tables, sizes, like):
 def attend(rows: Tensor, tables: List[Tensor], position: str, T_train: int, causal: bool, NH: int,
            HS: int) -> Tuple[Tensor, Tensor, Tensor]:
     """out (B,T,C), and what the backward wants: lse (B,NH,T) and the encoding's state"""
-    what, rows = (position, T_train, causal, NH, HS), rows.contiguous()
+    what, rows = (position, T_train, causal, NH, HS), in_a_row(rows)
     sizes, (out, lse, state) = sizes_of(rows, tables, *what), attend_shapes(rows, tables, *what)
     run("forward", rows, what, out, lse, state.zero_(), floats(rows, sizes.forward), rows, flat(tables, sizes, rows))
     return out, lse, state
@@ -115,10 +122,10 @@ def attend_shapes(rows, tables, *what):
 def attend_backward(dout: Tensor, rows: Tensor, out: Tensor, lse: Tensor, state: Tensor, tables: List[Tensor],
                     position: str, T_train: int, causal: bool, NH: int, HS: int) -> Tuple[Tensor, Tensor]:
     """drows, and the gradients of all tables in one array"""
-    what, rows = (position, T_train, causal, NH, HS), rows.contiguous()
+    what, rows = (position, T_train, causal, NH, HS), in_a_row(rows)
     sizes, (drows, dtables) = sizes_of(rows, tables, *what), gradient_shapes(dout, rows, out, lse, state, tables, *what)
     drows[..., 3 * NH * HS + sizes.columns:] = 0
-    run("backward", rows, what, drows, dtables.zero_(), state.clone(), floats(rows, sizes.backward), dout.contiguous(),
+    run("backward", rows, what, drows, dtables.zero_(), state.clone(), floats(rows, sizes.backward), in_a_row(dout),
         rows, out, lse, flat(tables, sizes, rows))
     return drows, dtables
 
@@ -173,6 +180,8 @@ def check_tensor(name, x, shape, like=None, dtype=None):
     unless another is given its type"""
     if not isinstance(x, Tensor) or x.layout != torch.strided or x.is_nested:
         raise TypeError(f"{name}: expected a dense tensor, got {getattr(x, 'layout', type(x).__name__)}")
+    if torch.autograd.forward_ad.unpack_dual(x).tangent is not None:
+        raise NotImplementedError(f"{name}: expected no forward-mode derivative (jvp); backward() has the gradients")
     types = [t for device, t in LIBRARIES if device == x.device.type]
     if not types or like is not None and x.device != like.device:
         raise ValueError(f"{name}: expected the device {like.device if like is not None else 'cpu or cuda'}, got "
@@ -252,10 +261,11 @@ def layer_attention(layer, x, q, k, v, t5):
     gates = [getattr(getattr(layer, of, None), gate, None) for of, gate in
              (("cable", "c"), ("cable", "s"), ("grape", "k"), ("grape", "q"))]
     columns = [gate(x).transpose(1, 2) for gate in gates if gate is not None]
-    tables = [table for of in encodings if hasattr(layer, of) for table in getattr(layer, of).parameters()]
+    tables = [t5] if name.startswith("t5") else [table for of in encodings if hasattr(layer, of)
+                                                 for table in getattr(layer, of).parameters()]
     values = ",".join(f"{key}={value}" for key, value in position.items() if value is not None)
     out = bias_attention(f"{name}:{values}" if values else name, q, k, v, columns,
-                         [t5] if name.startswith("t5") else tables, layer.config.causal, layer.config.n_positions)
+                         [table.float() for table in tables], layer.config.causal, layer.config.n_positions)
     return out.transpose(1, 2).flatten(2)
 
 

@@ -28,12 +28,15 @@ has_emulated, has_cuda = False, False
 if has_torch:
     import torch
     recent = hasattr(torch.library, "custom_op")
-    has_libraries, has_cuda = has_libraries and recent, recent and torch.cuda.is_available()
+    has_libraries = has_libraries and recent
     has_emulated = recent and os.path.exists(os.path.join(ROOT, "build", "libcable_simt.so"))
     sys.path[:0] = [os.path.join(ROOT, "dev", "torch"), os.path.join(ROOT, "dev", "hf")]
     if recent:
         import cable_torch
         from cable_torch import bias_attention, cable_attention, rope, rows_attention
+        folder = os.environ.get("CABLE_LIBRARIES", cable_torch.BUILD)
+        has_cuda = torch.cuda.is_available() and all(os.path.exists(os.path.join(folder, name)) for (device, _), name in
+                                                     cable_torch.LIBRARIES.items() if device == "cuda")
 if has_libraries and has_kernels:
     import transformers
     import export
@@ -135,10 +138,20 @@ class Attention(unittest.TestCase):
         rows = torch.cat([x.transpose(1, 2).flatten(2) for x in (q, k, v, z, u)], 2)
         self.assertTrue(torch.equal(rows_attention("cable", rows, 3, 32),
                                     cable_attention(q, k, v, z, u).transpose(1, 2).flatten(2)))
+        self.assertEqual(cable_torch.in_a_row(torch.zeros(9)[1:]).data_ptr() % 16, 0)
+
+    def test_a_model_with_tables_in_bf16(self):
+        layer = cable_hf.CableGPT2Attention(cable_hf.CableConfig(1, 2, 32, 9, 64, {"name": "kerple"}), 0).bfloat16()
+        q, k, v, *_ = cable_inputs(1, 2, 6, 16)
+        out = bias_attention("kerple", q, k, v, (), [r.float() for r in layer.kerple.parameters()])
+        self.assertTrue(torch.equal(cable_torch.layer_attention(layer, None, q, k, v, None),
+                                    out.transpose(1, 2).flatten(2)))
 
     def test_refusals(self):
         q, k, v, z, u = cable_inputs(1, 2, 6, 32)
         rows, r, e = torch.randn(1, 6, 196), torch.ones(2), torch.ones(32, 64)
+        jvp = lambda: torch.func.jvp(lambda x: cable_attention(x, k, v, z, u), (q.detach(),), (q.detach(),))
+        find = mock.patch.dict(os.environ, CABLE_LIBRARIES=HOME.name)(cable_torch.library.__wrapped__)
         for error, words, f, *arguments in (
                 (TypeError, "k: .*float32", cable_attention, q, k.double(), v, z, u),
                 (TypeError, "q: .*bfloat16", cable_attention, q.bfloat16(), k, v, z, u),
@@ -159,6 +172,8 @@ class Attention(unittest.TestCase):
                 (ValueError, "one encoding", bias_attention, "cable,none", q, k, v),
                 (ValueError, "expected a bias", bias_attention, "rope", q, k, v),
                 (ValueError, "a causal model", bias_attention, "cope", q, k, v, (), [e], False),
+                (NotImplementedError, "q: .*jvp", jvp),
+                (OSError, "make build/libcablecu_fp32.so", find, "cuda", torch.float32),
                 (ValueError, "must be even", rope, q[..., :31], k[..., :31])):
             with self.subTest(words=words), self.assertRaisesRegex(error, words):
                 f(*arguments)
@@ -166,12 +181,15 @@ class Attention(unittest.TestCase):
     def test_a_guest_of_the_process(self):
         """PyTorch's threads keep denormal numbers; where there is no memory, an error and no exit"""
         code = f"""if True:
-            import resource, sys, torch
+            import contextlib, ctypes, resource, sys, torch
             sys.path.append({os.path.join(ROOT, "dev", "torch")!r})
             import cable_torch
             torch.set_num_threads(2)
             x = torch.randn(1, 4, 64, 32)
             cable_torch.alibi_attention(x, x, x)
+            with contextlib.suppress(ValueError):
+                cable_torch.bias_attention("rope", x, x, x)
+            assert ctypes.CDLL("libgomp.so.1").omp_get_max_threads() == 2, "the number of threads has changed"
             assert torch.full((1 << 20,), 1e-40).mul(0.5).ne(0).all(), "denormal numbers became 0"
             used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
             resource.setrlimit(resource.RLIMIT_AS, (used + (300 << 20), -1))
@@ -252,7 +270,7 @@ class Cuda(unittest.TestCase):
         with mock.patch.dict(cable_torch.LIBRARIES, {("cpu", torch.bfloat16): "libcable_simt.so"}):
             self.compare("cpu", torch.bfloat16, 2e-2, 2, 4, 70, 64)             # 5e-3 found
 
-    @unittest.skipUnless(has_cuda, "SKIPPED: no GPU here")
+    @unittest.skipUnless(has_cuda, "SKIPPED: no GPU here, or make torch build/libcablecu_fp32.so has not been run")
     def test_on_a_gpu(self):
         for shape in ((2, 3, 333, 64), (1, 12, 1000, 128), (1, 1, 70, 32)):
             self.compare("cuda", torch.bfloat16, 2e-2, *shape)
