@@ -40,24 +40,6 @@ struct TokenData {
     const TokenFiles* any() const { return train ? train.get() : val.get(); }
 };
 
-// Of each head of a layer: whether its S (cable.cuh) has moved, or the ReLU was closed for every token so far
-enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
-
-// One block per head, for B windows of `stride` tokens, the last one of `last`
-static __global__ void find_moved_kernel(int* states, const float* S_offset, const double* S_origin, int B, int stride,
-                                         int last) {
-    float most = 0.0f;
-    for (int b = threadIdx.x; b < B; b += blockDim.x) {
-        const int t = (b == B - 1 ? last : stride) - 1;
-        const size_t bh = (size_t)b * gridDim.x + blockIdx.x;
-        const double origin = S_origin[bh * ceil_div(stride, CABLE_CHUNK) + t / CABLE_CHUNK];
-        most = fmaxf(most, (float)(origin + S_offset[bh * stride + t]));               // S at the end of the window
-    }
-    most = block_max(most);
-    int& state = states[blockIdx.x];
-    if (threadIdx.x == 0 && state < HAS_MOVED) { state = most > 0.0f ? HAS_MOVED : IS_DEAD; }
-}
-
 // Watches the evaluations with some activations for dead heads.
 template <class Acts> struct DeadHeads {
     Acts& acts;
@@ -72,9 +54,7 @@ template <class Acts> struct DeadHeads {
         device_zero(states, sizeof(int) * count, stream);
         acts.watch = [this](int l, const PositionView& layer, const floatX*, const float*, int B) {
             if (!encoding_traits(*layer.config).has_relu) { return; }
-            const FlashBiasArgs args = bias_arrays(layer);
-            launch(find_moved_kernel, Grid((size_t)layer.NH, 128, 0, stream), states + (size_t)l * layer.NH,
-                   args.S_offset, args.S_origin, B, layer.stride, this->acts.watched_lengths[B - 1]);
+            find_moved(states + (size_t)l * layer.NH, layer, B, this->acts.watched_lengths[B - 1], stream);
         };
     }
     DeadHeads(const DeadHeads&) = delete;

@@ -24,6 +24,11 @@ struct LayerPosition {
 // Lends the factors of ssmax to the bias of its layer, if `scale` is ssmax.
 void share_factors(PositionView& bias, PositionView& scale);
 
+// Of each head of a layer: whether its S (cable.cuh) has moved, or the ReLU was closed for every token so far
+enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
+// states (NH), of an encoding with a ReLU, after B windows of view.stride tokens, the last one of `last`
+void find_moved(int* states, const PositionView& view, int B, int last, Stream stream);
+
 #if !defined(KERNELS_ELSEWHERE)
 // Calls f(encoding) with each encoding of a layer: with_position makes Rope or CableFull of a view.
 template <class F> void with_positions(const LayerPosition& layer, F f) {
@@ -51,5 +56,25 @@ LAUNCHER void share_factors(PositionView& bias, PositionView& scale) {
             bias.moment = scale.moment = encoding.moments;
         }
     });
+}
+
+// One block per head
+__global__ void find_moved_kernel(int* states, const float* S_offset, const double* S_origin, int B, int stride,
+                                  int last) {
+    float most = 0.0f;
+    for (int b = threadIdx.x; b < B; b += blockDim.x) {
+        const int t = (b == B - 1 ? last : stride) - 1;
+        const size_t bh = (size_t)b * gridDim.x + blockIdx.x;
+        const double origin = S_origin[bh * ceil_div(stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+        most = fmaxf(most, (float)(origin + S_offset[bh * stride + t]));               // S at the end of the window
+    }
+    most = block_max(most);
+    int& state = states[blockIdx.x];
+    if (threadIdx.x == 0 && state < HAS_MOVED) { state = most > 0.0f ? HAS_MOVED : IS_DEAD; }
+}
+LAUNCHER void find_moved(int* states, const PositionView& view, int B, int last, Stream stream) {
+    const FlashBiasArgs args = bias_arrays(view);
+    launch(find_moved_kernel, Grid((size_t)view.NH, 128, 0, stream), states, args.S_offset, args.S_origin, B,
+           view.stride, last);
 }
 #endif

@@ -4,7 +4,7 @@
 #include "test/oracle.h"
 
 #include "llmc/attention/choose.cuh"
-#include "llmc/lab/validate.h"
+#include "llmc/lab/heads.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 
@@ -43,7 +43,7 @@ template <class R> struct HeadLoops {
 struct Statistics : AttentionLayer {
     std::vector<float> qkv;
     std::vector<HeadStatistics> got;
-    std::vector<int> moved;                                 // (NH), of find_moved_kernel
+    std::vector<int> moved;                                 // (NH), of find_moved
 
     // dead: a head whose ReLU is closed for each token of the windows, and open for the padding behind; or -1
     Statistics(const std::string& pos, LayerShape shape, bool causal, const AttentionMask& mask,
@@ -72,9 +72,7 @@ struct Statistics : AttentionLayer {
         got = watch.heads;
         if (!encoding_traits(*view.config).has_relu) { return; }
         Array<int> found(std::vector<int>((size_t)s.NH, 0));
-        const FlashBiasArgs args = bias_arrays(view);
-        launch(find_moved_kernel, Grid((size_t)s.NH, 128, 0, Stream(0)), found.p, args.S_offset, args.S_origin, s.B,
-               s.T, lengths.back());
+        find_moved(found.p, view, s.B, lengths.back(), Stream(0));
         moved = found.host();
     }
 
