@@ -175,7 +175,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * (size_t)acts.piece;                                    // see Purpose::Pieces
-    const size_t R = logit_rows(N, Vp, C, purpose);                                // rows of logits at a time
+    const size_t R = logit_rows(N, Vp, C, purpose);                             // rows of logits at a time
     // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
@@ -239,7 +239,8 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
         // 6 normalize again
         layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         // 7 the MLP widens                                                                         (B,T,4C)
-        // 8 its nonlinearity; --recompute, which has only step 7's result, would not repeat the bits of both at once
+        // 8 its nonlinearity, in one call with 7 where nothing is recomputed: --recompute applies it to step 7's
+        // rounded result, and would not repeat the bits
         const Matrix<floatX> ln2 = view(a.ln2(l), N, C), fcw = view(p.fcw(l), 4 * C, C);
         if (!a.fchgelu.saved() || !matmul_gelu_forward(a.fchgelu(l), a.fch(l), ln2, fcw, p.fcb(l), s)) {
             matmul_forward(a.fch(l), ln2, fcw, p.fcb(l), nullptr, s);

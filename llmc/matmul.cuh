@@ -26,7 +26,7 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch,
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: as above
 void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
             const floatX* residual, Stream stream, int row = 0);
-// Two products with GPT-2's GELU, if cuBLASLt computes both at once here (STEP_EPILOGUES); else false, and nothing.
+// A product and GPT-2's GELU in one call of cuBLASLt, if STEP_EPILOGUES has it; else they return false, and do nothing.
 // pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre)
 bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
                          const floatX* bias, Stream stream);
@@ -128,8 +128,8 @@ enum class Epilogue {
     GeluSlope,                      // out = A B times GELU's slope at extra (M,N)
     RowSums                         // extra (M), float32, gets the sums of A's rows, in an order of the library's
 };
-// Those of a step in a bf16 build, added up: 1 GELU's backward, 2 its forward, 4 the gradients of biases. docs/gpu.md,
-// "Epilogues", says what each does to the bits and to the time.
+// Which of them a step of a bf16 build uses, added up: 1 GELU's backward, 2 its forward, 4 the gradients of biases.
+// docs/gpu.md, "Epilogues", says what each does to the bits and to the time.
 #if !defined(STEP_EPILOGUES)
 #define STEP_EPILOGUES 1
 #endif

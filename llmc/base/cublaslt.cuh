@@ -61,9 +61,9 @@ inline CublasLt& cublaslt() {
 // The key of a product's plan
 inline std::array<int, 8> lt_key(const LtProduct& p, int leaves) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
-    const int flags = transposed + 4 * p.into_float + 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
-    const int all_flags = flags + 32 * (int)p.epilogue;
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), all_flags, p.row, leaves};
+    const int arrays = 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
+    const int flags = transposed + 4 * p.into_float + arrays + 32 * (int)p.epilogue;
+    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row, leaves};
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -142,9 +142,7 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     LtPlan plan;
     lt_describe(plan, p);
     if (leaves > 0) {
-        int target = 0;
-        CUDA_CHECK(cudaDeviceGetAttribute(&target, cudaDevAttrMultiProcessorCount, current_device()));
-        target = imax(target / 2, target - leaves);
+        const int all = device_processors(), target = imax(all / 2, all - leaves);
         const auto attribute = CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
         LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &target, sizeof(target)));
     }

@@ -257,7 +257,7 @@ __global__ void sum_parts_kernel(float* own, const float* inbox, int me, int cou
         float left[PARTS_LEVELS];           // at level k the sum of 2^k neighbours, until that on its right is done
         float sum = 0.0f;
         for (int i = 0; i < count; i++) {
-            const float* part = i < me ? inbox + n * (size_t)i : inbox + n * (size_t)imax(0, i - 1);
+            const float* part = inbox + n * (size_t)(i - (i > me));
             sum = i == me ? own[e] : part[e];
             UNROLL
             for (int k = 0; k < PARTS_LEVELS; k++) {
