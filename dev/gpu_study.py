@@ -129,6 +129,9 @@ def main(argv):
     p.add_argument("--B", type=console.positive, default=64, help="sequences a step [64]")
     p.add_argument("--eval_tokens", type=console.positive, default=1 << 20, help="of each length [1048576]")
     args = p.parse_args(argv)
+    if bool(args.pack) != bool(args.val_files):
+        raise console.BadInput("expected --pack and --val_files together, or neither: they pack the text that a study "
+                               "reads")
     os.chdir(ledger.ROOT)
     if args.pack:
         return pack(args)

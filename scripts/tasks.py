@@ -253,6 +253,8 @@ def parse(argv):
     p.add_argument("--summary", action="store_true", help="run nothing; write the results of what is done")
     p.add_argument("--trainer", default=os.path.join(ROOT, "train_gpt2"), help="the program to run [./train_gpt2]")
     args = p.parse_args(argv)
+    if args.results and not args.results.endswith(".csv"):
+        raise BadInput(f"--results: expected a name that ends with .csv, got {args.results}")
     args.out, args.results = os.path.abspath(args.out), args.results and os.path.abspath(args.results)
     os.chdir(ROOT)
     args.data = os.path.join(args.out, "data")

@@ -199,6 +199,11 @@ class GpuStudy(Folder):
         self.assertEqual(sum(unit.startswith("% passkey at ") for _, unit in rows), 5)
         self.assertNotIn("perplexity", self.study(*small)[1])         # a second run repeats nothing
 
+    def test_text_to_pack_without_text_for_evaluation(self):
+        for flag in "--pack", "--val_files":
+            code, said = self.study(flag, self.path("text_0.bin"))
+            self.assertEqual((code, "expected --pack and --val_files together" in said), (2, True), said)
+
     def test_shards_that_do_not_fit_together(self):
         with open(self.path("text_1.bin"), "r+b") as f:
             f.write(struct.pack("<4i", 20240520, 1, 7000, 50257))

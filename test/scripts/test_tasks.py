@@ -442,6 +442,7 @@ class Table(Folder):
         self.assertIn("12 cases, 8 of them to run", self.run_it(*few, *more, "--steps", "9"))
         self.assertIn("line 2 again", self.run_it("--results", self.write("r/twice.csv", "\n".join(
             ",".join(r.values()) for r in (dict(zip(rows[0], rows[0])), rows[0], rows[0])) + "\n"), code=2))
+        self.assertIn("expected a name that ends with .csv", self.run_it("--results", self.path("r"), code=2))
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
         self.assertIn("| | fflm | fflm_dense | fflm_sparse |\n", mixtures)
         self.assertIn("| `none` | not learned (50) |", mixtures)        # the share of answers, not of whole examples
