@@ -213,6 +213,14 @@ def check(jobs):
 # ----------------------------------------------------------------------------------------------------------
 # results
 
+def refuse_unvalidated(trainings):
+    """raises BadInput if a finished run has no validation, by which learning rates are compared"""
+    lacking = [c.out for c in trainings if runqueue.is_done(c) and not console.read_log(c.out, "val")]
+    if lacking:
+        raise BadInput(f"--lr: {lacking[0]} was trained without the validation by which learning rates are compared; "
+                       "give another --out, or remove that directory, to train it again")
+
+
 def records(command, kind):
     """{T: record} of this kind as an evaluation has logged them; the last one of a length counts"""
     return {r["T"]: r for r in console.read_log(command.out, kind)}
@@ -403,6 +411,8 @@ def main(argv):
         console.need("scipy.stats")
     slots = runqueue.slots(args.jobs, args.trainer.rstrip("'").endswith("cu"))
     runqueue.refuse_changes(jobs.values())
+    if len(args.lr) > 1:
+        refuse_unvalidated(job.commands[0] for job in jobs.values())
     try:
         console.need("matplotlib")
     except BadInput as e:

@@ -315,7 +315,7 @@ class TestTable(Fake):
         self.assertFalse(glob.glob(self.path("s", "study*")))
 
     def test_the_best_learning_rate_counts(self):
-        self.study("--encodings", "one", "--lr", "1e-3", "--eval_lengths", "64")
+        self.study("--encodings", "one", "--lr", "1e-3", "--eval_lengths", "64", "--val_every", "3")
         words = ("--encodings", "one", "--lr", "1e-3", "4e-3", "9e-3", "--eval_lengths", "64")
         self.study(*words, code=0)
         self.assertEqual(len(self.calls()), 6)                                      # the first rate was there
@@ -328,6 +328,9 @@ class TestTable(Fake):
         self.assertEqual({row["lr"] for row in self.table("s", "study_means.csv")}, {"4e-3"})
         self.assertEqual([row["lr"] for row in self.table("s", "study.csv") if row["what"] == "ppl"],
                          ["1e-3", "4e-3", "9e-3"] * 2)
+        self.study("--encodings", "two", "--lr", "1e-3", "--eval_lengths", "64")
+        r = self.study(*words, "--encodings", "two", code=2)
+        self.assertIn("two-T64/seed_1 was trained without the validation by which learning rates", r.stderr)
         # a rate that fewer seeds have finished with does not count
         rows = self.rows({(64, "one"): {0: [3.0, 3.0]}}, "val")
         rows += [{**self.rows({(64, "one"): {0: [1.0]}}, "val")[0], "lr": "2"}]
