@@ -51,7 +51,7 @@ inline std::string unknown_bias(const PositionConfig& position) {
         for (int part : layer) {
             const EncodingConfig& c = position.parts[(size_t)part];
             const FlashBias kind = encoding_traits(c).form;
-            const bool inside = kind == FlashBias::LogDistance && !c.values.empty() && c.value("weight") == 1;
+            const bool inside = c.name == "kcable" && c.value("weight") == 1;
             if (kind == FlashBias::Unknown || (scaled && !flash_takes_factor(kind, inside))) { name = c.name; }
         }
     }

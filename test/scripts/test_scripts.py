@@ -593,7 +593,7 @@ class TestBertRuns(Folder):
         self.assertIn(f"| cable | 2 | {' | '.join(cells)} |\n", r.stdout)
         self.assertRegex(r.stdout, r"\| learned \| 2 \| [\d.]+ ± [\d.]+ \| [\d.]+ ± [\d.]+ \| - \|\n")
         self.assertRegex(r.stdout, r"loss of masked tokens on fineweb-edu-10B\n(.*\n)+"
-                                   r"\| cable \| 2 \| 5\.\d+ ± [\d.]+ \| 5\.\d+ ± [\d.]+ \|\n")
+                                   r"\| cable \| 2 \| 5\.\d+ ± [\d.]+ \| 5\.\d+ ± [\d.]+ \| 0.00 ± 0.00 \|\n")
         self.assertRegex(r.stdout, r"contrastive loss on fineweb-edu-10B \+ ms-marco\n(.*\n)+"
                                    r"\| cable \| 2 \| [\d.]+ ± [\d.]+ \| - \|\n")
 
