@@ -320,7 +320,7 @@ class Exports(Case):
     def compare_bias(self, load, model, exact):
         """--dump_bias gives PyTorch's bias, up to the diagonal"""
         ids = torch.tensor([list(b"Permission is hereby")])
-        if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope", "ssmax", "cope"):
+        if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope", "carope", "ssmax", "cope"):
             return
         words = " ".join(map(str, ids[0].tolist()))
         trainer(self.dir, "--load", load, "--dump_bias", "1,2," + words, "--out", "bias")
