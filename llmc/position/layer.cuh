@@ -73,8 +73,11 @@ __global__ void find_moved_kernel(int* states, const float* S_offset, const doub
     if (threadIdx.x == 0 && state < HAS_MOVED) { state = most > 0.0f ? HAS_MOVED : IS_DEAD; }
 }
 LAUNCHER void find_moved(int* states, const PositionView& view, int B, int last, Stream stream) {
-    const FlashBiasArgs args = bias_arrays(view);
-    launch(find_moved_kernel, Grid((size_t)view.NH, 128, 0, stream), states, args.S_offset, args.S_origin, B,
-           view.stride, last);
+    with_position(view, [&](const auto& encoding) {
+        if constexpr (std::decay_t<decltype(encoding)>::has_relu) {
+            launch(find_moved_kernel, Grid((size_t)view.NH, 128, 0, stream), states, encoding.S_offset,
+                   encoding.S_origin, B, view.stride, last);
+        }
+    });
 }
 #endif
