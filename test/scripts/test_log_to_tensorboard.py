@@ -68,7 +68,7 @@ class LogToTensorboard(Folder):
         self.copied()
         found = self.scalars()
         self.assertEqual({(tag, step): value for tag, step, value, _ in found}, VALUES)
-        self.assertEqual({(step, time) for _, step, _, time in found}, {(3, 1.5), (4, 3)})
+        self.assertEqual({(step, time) for _, step, _, time in found}, {(3, 1.5), (4, 2), (4, 3)})
         events = read_bytes(self.path("run", "events.out.tfevents.log"))
         self.copied()                                                   # again, and after more steps: no point twice
         self.assertEqual(self.scalars(), found)
@@ -107,7 +107,8 @@ class LogToTensorboard(Folder):
                 process.terminate()
             said = process.communicate()[1]
         self.assertEqual((process.returncode, sorted(self.scalars())), (75, [
-            ("train/loss", 3, 3, 1.5), ("train/lr", 3, 0.125, 1.5), ("val/loss", 4, 4, 2)]), said)
+            ("train/loss", 3, 3, 1.5), ("train/lr", 3, 0.125, 1.5), ("val/dead_heads", 4, 0.25, 2),
+            ("val/loss", 4, 4, 2)]), said)
 
     @needs("wandb")
     def test_wandb(self):
