@@ -9,7 +9,7 @@ The first command runs where the text is. It writes build/gpu_study: --tokens to
 can be copied one by one, and text for evaluation. The second command runs on the GPU's machine, where that folder and
 build/gpu_check (gpu_check.py --build) have been copied. The same command continues until its exit code is 0: a training
 that the time ends has a checkpoint. Each result is a row of dev/results/gpu.csv as soon as it is known, and
-build/gpu_study/study has the tables and figures of scripts/study.py. Exit codes: those of gpu_check.py."""
+build/gpu_study/study has the tables and figures of scripts/study.py. Exit codes as in gpu_check.py."""
 import collections
 import glob
 import lzma

@@ -6,7 +6,7 @@ kernels' time follows it (docs/attention.md, "A bias as columns"). It needs nvcc
     dev/slots.py --update     writes dev/slots.json
 
 Head size 64, without masks. Of the loop over tiles it takes the shortest way that fetches the next tile and is not the
-diagonal's; first that of a warp without a part in the bias of the tile, then that of the one with the largest part.
+diagonal's: first for a warp without a part in the tile's bias, then for the warp with the largest part.
 """
 import json
 import os
@@ -110,7 +110,7 @@ def slots(text, copies):
     found = {key: n for key, n in ways(blocks_of(text)).items() if key[0] >= copies}
     stores = max(s for _, s in found)
     prepare = {key: n for key, n in found.items() if key[1] == stores}
-    copies = (min if stores else max)(c for c, _ in prepare)        # those of values are the diagonal's, beside columns
+    copies = (min if stores else max)(c for c, _ in prepare)        # beside columns, only the diagonal stores values
     return [min(found.values()), prepare[copies, stores]]
 
 

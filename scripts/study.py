@@ -54,7 +54,7 @@ def parse(argv):
                    help="lengths to train at")
     p.add_argument("--models", nargs="+", required=True, metavar="SIZE", help="sizes, by name or as L,NH,C")
     p.add_argument("--lr", nargs="+", default=["1e-3"], metavar="RATE",
-                   help="learning rates, of which the best by validation counts [1e-3]")
+                   help="learning rates; the best by validation counts [1e-3]")
     p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[], metavar="T",
                    help="lengths to evaluate at [the trained ones, 2 and 4 times the longest]")
     p.add_argument("--eval_tokens", default="0", help="evaluate at most this many tokens; 0 = all [0]")

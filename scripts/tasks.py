@@ -14,7 +14,7 @@ fflm is also tested on fflm_sparse and fflm_dense, which are columns of their ow
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption. Cases come in the order of their
 seeds: a part of the work is a part of every task. With --results a case is also done if that CSV has rows of it with
-the same --steps (the other settings are up to you); it gets the new rows, and the table and the figure beside it.
+the same --steps (keep the remaining settings yourself); new rows go there, and the table and the figure beside it.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along

@@ -208,8 +208,8 @@ void layernorm_backward4(const Layernorm& p, Stream stream) {
 //
 // The same as rung 4, except that a thread loads a Pack of eight bf16 at a time: an eighth of the instructions for
 // the same bytes. Then a pack's eight columns belong to one thread. A row of up to 1,024 channels stays in registers,
-// and so do the sums of dweight and dbias; those of a longer row are laid out so that the lanes of a warp meet in
-// different banks of shared memory. On a CPU a Pack has one element, and the compiler vectorizes the loop by itself.
+// and so do the sums of dweight and dbias; a longer row has its sums in shared memory, where the lanes of a warp meet
+// in different banks. On a CPU a Pack has one element, and the compiler vectorizes the loop by itself.
 
 void layernorm_backward5(const Layernorm& p, Stream stream) {
     layernorm_backward(p.dinp, p.dweight, p.dbias, p.scratch, p.dout, p.inp, p.mean, p.rstd, p.weight, p.N, p.C,

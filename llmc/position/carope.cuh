@@ -95,8 +95,8 @@ struct Carope : Encoding {
         const int HS = t.HS;
         check(HS % 2 == 0, "--pos carope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
               "choose another --model", t.C(), t.NH, HS);
-        check(!t.run->has("ssmax"), "--pos %s: expected no ssmax with carope, whose gradient reads that of q before "
-              "ssmax scales it", t.run->name.c_str());
+        check(!t.run->has("ssmax"), "--pos %s: expected no ssmax with carope, whose backward reads q's gradient "
+              "before ssmax scales it", t.run->name.c_str());
         const double y = portable_pow(10000.0, 2.0 / HS) - 1.0;                 // softplus(c)
         const float c = (float)(y + portable_log1p(-portable_exp(-y)));
         t.columns("clock", t.NH, constant(c), constant(0.0f));

@@ -176,8 +176,8 @@ struct Rope : Encoding {
             t.cached(table, "rope_table", Per::Model, T, (size_t)turned(*t.config, HS));
             return;
         }
-        check(!c.has("ssmax"), "--pos %s: expected no ssmax with rope:clock=cable, whose gradient reads that of q "
-              "before ssmax scales it", c.name.c_str());
+        check(!c.has("ssmax"), "--pos %s: expected no ssmax with rope:clock=cable, whose backward reads q's "
+              "gradient before ssmax scales it", c.name.c_str());
         t.columns("clock", t.NH, constant(1.0f));                               // w, c
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
         t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));

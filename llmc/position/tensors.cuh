@@ -169,7 +169,7 @@ struct PositionTables : PositionShape {
         }
     }
     // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and
-    // FILE.bias; weights start as those of q, k and v do, and biases at 0, unless these rules say otherwise
+    // FILE.bias; weights start like the weights of q, k and v, and biases at 0, unless these rules differ
     void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt,
                  std::optional<InitRule> weight_init = std::nullopt) {
         for (int l : parts.back().layers) {

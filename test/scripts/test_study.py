@@ -288,7 +288,7 @@ class TestTable(Fake):
         self.assertFalse(note.overlaps(axes.title.get_window_extent()))
 
     def test_figures_are_drawn_again_from_the_csv(self):
-        """those of dev/results, too; each says in its metadata where it is from"""
+        """also of the CSVs in dev/results; each figure says in its metadata where it is from"""
         try:
             import matplotlib  # noqa: F401
         except ImportError:

@@ -179,7 +179,7 @@ class Attention(unittest.TestCase):
                 f(*arguments)
 
     def test_a_guest_of_the_process(self):
-        """PyTorch's threads keep denormal numbers; where there is no memory, an error and no exit"""
+        """PyTorch's threads keep denormal numbers; without memory there is an error and no exit"""
         code = f"""if True:
             import contextlib, ctypes, resource, sys, torch
             sys.path.append({os.path.join(ROOT, "dev", "torch")!r})

@@ -185,7 +185,7 @@ class Training(WithText):
 
     @needs(CPU, BF16)
     def test_gradients(self):
-        """the first ones in bf16 are near the CPU's (seen: 2.1e-3 to 7.4e-3), also those of cuBLASLt's epilogues"""
+        """the first ones in bf16 are near the CPU's (seen: 2.1e-3 to 7.4e-3), also with cuBLASLt's epilogues"""
         first = []
         for program in (BF16, CPU):
             out = self.at("gradients")

@@ -5,7 +5,7 @@
 //   B_ij / scale = weight_i place_j + start_i      weight_i = g_i / scale      place_j = -|S_j - S_edge|
 //                                                  start_i = -weight_i |S_i - S_edge|, in the backward - lse_i / scale
 // have one sign, so that nothing cancels. Each factor is a sum of three bf16, x = x1 + x2 + x3, which have the 24 bits
-// of a float32. The product of two is that of six columns, without x2 y3, x3 y2 and x3 y3, of 2^-26 of it:
+// of a float32. Six columns give the product of two factors but for x2 y3, x3 y2 and x3 y3, 2^-26 of it:
 //   query     w3 w1 w2 w1 w1 w2  b1 b2 | b3 d1 d2 d3  0  0  0  0      w weight, b start, d -row_dot
 //   key       p1 p1 p2 p2 p3 p1   1  1 |  1  0  0  0  0  0  0  0      p place
 //   dot        0  0  0  0  0  0   0  0 |  0  1  1  1  0  0  0  0      what the product dout.v starts from, with a query

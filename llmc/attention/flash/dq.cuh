@@ -135,8 +135,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         UNROLL
         for (int r = 0; r < OWN; r++) { sums.columns[r] += *strip.pair(r, 0); }
     }
-    // After the keys on one side: lane 3 of a quad has the sum of dlogit, the others that of dlogit place. The row part
-    // of dS has the side's sign
+    // After the keys on one side: lane 3 of a quad has the sum of dlogit, lanes 0 to 2 have sums of dlogit place. The
+    // row part of dS has the side's sign
     __device__ void fold_columns(Sums& sums, float sign) {
         const bool plain = owner.lane % 4 == 3;
         UNROLL
