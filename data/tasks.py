@@ -46,7 +46,7 @@ for training.
 
 fflm is the flip-flop language of Liu et al. 2023, arXiv 2306.00946; their data set's card has the three mixtures, with
 256 instructions (--length 32). mqrar is the N-back recall of PaTH, arXiv 2505.16381, section 4.1, with the questions
-at the end. index is the indirect indexing of PoPE, arXiv 2509.10534, appendix A.1: there 20 to 40 letters, all
+at the end. index is the indirect indexing of PoPE, arXiv 2509.10534v3, appendix B.1: there 20 to 40 letters, all
 different; here up to 40, and a string of more than 52 repeats letters other than the one in the question. line is the
 gridworld of Liu et al. 2022, arXiv 2210.10749, and circle their cyclic group, with the last state as the answer.
 """

@@ -42,7 +42,7 @@ def right_answers(row):
 
 
 FLIP_FLOP = {"model": "1,2,64", "length": 32, "B": 16, "steps": 30_000, "lr": "1e-2", "examples": 160_000}
-INDEXING = {"model": "8,8,512", "steps": 100_000, "lr": "3e-4", "examples": 1_600_000}
+INDEXING = {"model": "8,8,512", "steps": 100_000, "lr": "2e-4", "examples": 1_600_000}
 PATH = "PaTH (arXiv 2505.16381), table 1: wrong bits of 256 instructions"
 ROWS = {
     "fflm-rope": Row("rope", "fflm", {"fflm": (6.9, 0.05), "fflm_sparse": (40.3, 0.05), "fflm_dense": (0.01, 0.05)},
