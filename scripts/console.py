@@ -32,6 +32,9 @@ PACKAGES = {"matplotlib": "apt install python3-matplotlib", "numpy": "apt instal
             "tensorboard": "pip install tensorboard", "wandb": "pip install wandb",
             "torch": "apt install python3-torch", "transformers": "pip install transformers safetensors",
             "xxhash": "apt install python3-xxhash, or pip install xxhash"}
+# For Popen: a process group, to which a terminal's Ctrl-C does not go, but no new session, in which Linux (autogroup)
+# would not apply the nice of this one
+OWN_GROUP = {"process_group": 0} if sys.version_info >= (3, 11) else {"preexec_fn": os.setpgrp}
 TENSOR_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
 
 

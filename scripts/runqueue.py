@@ -482,7 +482,7 @@ class Queue:
             try:
                 process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
                                            stderr=subprocess.STDOUT, text=True, errors="replace",
-                                           env={**os.environ, **environment}, start_new_session=True)
+                                           env={**os.environ, **environment}, **console.OWN_GROUP)
             except OSError as e:
                 hint = "; build it with make" if os.path.basename(words[0]).startswith("train_") else ""
                 self.fail(Failure(label, f"{words[0]}: {e.strerror}{hint}", 2, "", []))

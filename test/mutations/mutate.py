@@ -163,7 +163,7 @@ class Tree:
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile() as out:
             environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, "TMPDIR": scratch}
             p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                 env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, start_new_session=True)
+                                 env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, **console.OWN_GROUP)
             try:
                 code = p.wait(limit)
             except subprocess.TimeoutExpired:

@@ -9,6 +9,7 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import statistics
 import subprocess
@@ -543,6 +544,13 @@ class TestQueue(Fake):
             self.assertEqual(runqueue.Queue("queue", [runqueue.Job("one", "", [command])], [{}]).run(), 1)
         self.assertIn("queue: one: [Errno 28] No space left on device", err.getvalue())
         self.assertRaises(ProcessLookupError, os.kill, int(self.read("pid")), 0)
+
+    def test_a_command_has_a_process_group_of_its_own_in_this_session(self):
+        say = "import os, sys; open(sys.argv[1], 'w').write(f'{os.getsid(0)} {os.getpgrp() == os.getpid()}')"
+        command = runqueue.Command("say", shlex.join([sys.executable, "-c", say, self.path("said")]), {}, "",
+                                   self.path("said"), 1)
+        code = called(lambda argv: runqueue.Queue("test", [runqueue.Job("one", "", [command])], [{}]).run())[0]
+        self.assertEqual((code, self.read("said")), (0, f"{os.getsid(0)} True"))
 
     def test_ctrl_c_and_resume(self):
         ways = (lambda p: os.killpg(p.pid, signal.SIGINT), lambda p: p.send_signal(signal.SIGTERM),
