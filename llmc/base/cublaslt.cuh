@@ -202,7 +202,12 @@ inline LtPlan& lt_plan_of(CublasLt& lt, const LtProduct& p, int leaves) {
     plan = lt_plan(lt, p, leaves);
     if (leaves == 0) { return plan; }
     const LtPlan& whole = lt_plan_of(lt, p, 0);
-    if (!plan.supported || !whole.supported || !lt_same_order(plan.algo, whole.algo)) { plan = whole; }
+    if (!plan.supported || !whole.supported || !lt_same_order(plan.algo, whole.algo)) {
+        const int all = 0;
+        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &all, sizeof(all)));
+        plan.algo = whole.algo;
+        plan.supported = whole.supported;
+    }
     return plan;
 }
 

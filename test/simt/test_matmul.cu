@@ -1,6 +1,8 @@
 // test_matmul.cu -- the products of a CUDA build, by the portable kernel and by cuBLASLt: the library itself on a GPU,
 // and on the emulator its stand-in cublasLt.h, which records its calls.
 #define STEP_EPILOGUES 7            // all
+#include <set>
+
 #include "llmc/matmul.cuh"
 #include "test/layers/gelu_oracle.h"
 #include "test/simt/kernel_test.h"
@@ -247,6 +249,10 @@ KERNEL_TEST("products leave multiprocessors to the exchange, where no bit change
         all.run();
         EXPECT(lt_double.target == 0, "a target of %d, after the exchange", lt_double.target);
     }
+    std::set<cublasLtMatmulDesc_t> owned;                   // a plan that is refused does not lose its own
+    for (const auto& [key, plan] : cublaslt().plans) { owned.insert(plan.op); }
+    EXPECT(owned.size() == cublaslt().plans.size(), "%zu descriptors of %zu plans", owned.size(),
+           cublaslt().plans.size());
 }
 
 KERNEL_TEST("cuBLASLt is left alone where rows are not aligned") {
