@@ -1,4 +1,5 @@
-"""common.py -- what every data script shares: errors, flags, and shards that survive a kill at any moment.
+"""common.py -- what every data script shares: errors, flags, files of tokens, and shards that survive a kill at any
+moment. It needs Python's own library only.
 
 A shard is written under a temporary name, synced, renamed, and then entered in manifest.json (written the same way)
 with its token count, its sha256 and the cursor from which the next shard starts. At any moment the directory therefore
@@ -13,6 +14,7 @@ import os
 import shutil
 import struct
 import sys
+from collections import namedtuple
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
 import console  # noqa: E402
@@ -185,6 +187,30 @@ def read_manifest(path):
 
 # One shard ------------------------------------------------------------------------------------------------------------
 
+Tokens = namedtuple("Tokens", "path ids vocabulary end")        # ids: bytes, or a view of uint16 or uint32
+
+
+def header(*fields, magic=MAGIC, version=VERSION):
+    """the bytes before the tokens of a file: of a shard the tokens, the vocabulary and the end-of-text id"""
+    return struct.pack(f"<{2 + len(fields)}i", magic, version, *fields).ljust(HEADER_BYTES, b"\0")
+
+
+def read_tokens(path):
+    """the ids of a .txt file, which are its bytes, or of a shard"""
+    with open_regular(path) as f:
+        if path.endswith(".txt"):
+            return Tokens(path, f.read(), 256, ord("\n"))
+        magic, version, count, vocabulary, end = struct.unpack("<5i", f.read(HEADER_BYTES).ljust(20, b"\0")[:20])
+        if (magic, version) not in ((MAGIC, VERSION), (WIDE_MAGIC, WIDE_VERSION)):
+            raise BadInput(f"{path}: header: expected a shard of tokens, or a name that ends in .txt")
+        wide, ids = magic == WIDE_MAGIC, f.read()
+        if len(ids) != (4 if wide else 2) * count:
+            raise BadInput(f"{path}: expected {count:,} tokens, as its header says, got {len(ids):,} bytes")
+    if (vocabulary, end) == (0, 0):             # as llm.c writes them
+        vocabulary, end = (128256, 128000) if wide else (50257, 50256)
+    return Tokens(path, memoryview(ids).cast("I" if wide else "H"), vocabulary, end)
+
+
 class ShardWriter:
     """A file of tokens, under a temporary name until finish(). Header: magic, version, tokens, vocabulary and
     end-of-text id (0 and 0 mean GPT-2's), documents per group (0: a stream), documents (0 in a stream, which does not
@@ -208,10 +234,9 @@ class ShardWriter:
     def finish(self):
         """writes the header, gives the file its final name, and returns the record for the manifest"""
         vocab, eot, group = self.fields
-        header = struct.pack("<7i", MAGIC, VERSION, self.tokens, vocab, eot, group, self.documents if group else 0)
         with writing(self.path):
             self.file.seek(0)
-            self.file.write(header)
+            self.file.write(header(self.tokens, vocab, eot, group, self.documents if group else 0))
             self.file.flush()
             os.fsync(self.file.fileno())
             self.file.close()

@@ -15,7 +15,7 @@ import glob
 import os
 import struct
 
-from common import EVAL_MAGIC, BadInput, Manifest, locked, parser, run, say, sha256_of, write_file
+from common import EVAL_MAGIC, BadInput, Manifest, header, locked, parser, run, say, sha256_of, write_file
 from download import cache_of, download, vocabulary
 from encoding import make_encoding
 from sources import kind_of, new_counts, records_of, report
@@ -82,12 +82,12 @@ def main(argv):
     with locked(args.out):
         encoding = make_encoding("gpt2", vocabulary(args))
         examples = read_examples(path, encoding, counts)
-        header = struct.pack("<256i", EVAL_MAGIC, 1, len(examples), max(map(len, examples)), *[0] * 252)
         manifest = Manifest(args.out, {"encoding": "gpt2", "vocabulary_sha256": encoding.sha256}, {
             "name": "HellaSwag", "licence": "MIT", "file": os.path.basename(path), "sha256": sha256_of(path)})
         manifest.load()                 # refuses the directory of another data set
         target = os.path.join(args.out, "hellaswag_val.bin")
-        record = write_file(target, [header, *examples])
+        record = write_file(target, [header(len(examples), max(map(len, examples)), magic=EVAL_MAGIC),
+                                     *examples])
         manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}
         manifest.data["complete"] = True
         manifest.add({**record, "stream": "val", "examples": len(examples)})

@@ -50,7 +50,6 @@ at the end. index is the indirect indexing of PoPE, arXiv 2509.10534v3, appendix
 different; here up to 40, and a string of more than 52 repeats letters other than the one in the question. line is the
 gridworld of Liu et al. 2022, arXiv 2210.10749, and circle their cyclic group, with the last state as the answer.
 """
-import collections
 import functools
 import hashlib
 import itertools
@@ -60,8 +59,8 @@ import struct
 import sys
 from array import array
 
-from common import (HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS, WIDE_MAGIC, WIDE_VERSION, BadInput, Manifest, console,
-                    locked, natural, open_regular, positive, run, say, sha256_of, write_file)
+from common import (MAGIC, VERSION_ROWS, WIDE_MAGIC, BadInput, Manifest, console, header, locked, natural, read_tokens,
+                    positive, run, say, sha256_of, write_file)
 
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
@@ -265,9 +264,8 @@ def file_of(rows, length, vocabulary=VOCABULARY, end=END):
         ids.extend(each)
     if sys.byteorder == "big":
         ids.byteswap()
-    header = struct.pack("<9i", WIDE_MAGIC if wide else MAGIC, VERSION_ROWS, len(ids), vocabulary, end, 0, 0, len(each),
-                         length)
-    return header.ljust(HEADER_BYTES, b"\0") + ids.tobytes()
+    return header(len(ids), vocabulary, end, 0, 0, len(each), length, magic=WIDE_MAGIC if wide else MAGIC,
+                  version=VERSION_ROWS) + ids.tobytes()
 
 
 def shard(task, split, length, seed, examples):
@@ -280,23 +278,6 @@ def shard(task, split, length, seed, examples):
 
 PASSAGES = ("needle", "passkey", "induction", "mqar", "quote")
 DEPTHS = (0, 25, 50, 75, 100)
-Text = collections.namedtuple("Text", "path ids vocabulary end")
-
-
-def read_text(path):
-    """the ids of a .txt file, which are its bytes, or of a shard"""
-    with open_regular(path) as f:
-        if path.endswith(".txt"):
-            return Text(path, f.read(), VOCABULARY, END)
-        magic, version, count, vocabulary, end = struct.unpack("<5i", f.read(HEADER_BYTES).ljust(20, b"\0")[:20])
-        if (magic, version) not in ((MAGIC, VERSION), (WIDE_MAGIC, WIDE_VERSION)):
-            raise BadInput(f"{path}: header: expected a shard of tokens, or a name that ends in .txt")
-        wide, ids = magic == WIDE_MAGIC, f.read()
-        if len(ids) != (4 if wide else 2) * count:
-            raise BadInput(f"{path}: expected {count:,} tokens, as its header says, got {len(ids):,} bytes")
-    if (vocabulary, end) == (0, 0):             # as llm.c writes them
-        vocabulary, end = (128256, 128000) if wide else (50257, 50256)
-    return Text(path, memoryview(ids).cast("I" if wide else "H"), vocabulary, end)
 
 
 class TextDraws(Draws):
@@ -408,7 +389,7 @@ def tested(file):
 def files(args):
     """(name, split, examples, a function that makes the bytes) of all files"""
     if args.text:
-        text = read_text(args.text)
+        text = read_tokens(args.text)
         for name, make in passages(text, args.tasks, map(int, args.lengths.split(",")), args.seed, args.test_examples):
             yield name, "test", args.test_examples, make
         return

@@ -20,14 +20,16 @@ import json
 import math
 import os
 import statistics
-import struct
 import sys
 import time
 
 import torch
 import torch.nn.functional as F
 
-sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "hf"))
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, "hf"))
+sys.path.append(os.path.join(HERE, "..", "data"))
+import common  # noqa: E402
 from modeling_cable import CableConfig, CableGPT2  # noqa: E402
 from cable_encodings import alibi_slopes  # noqa: E402
 
@@ -212,16 +214,6 @@ class GPT2(torch.nn.Module):
         return self.model(tokens, targets)[1]
 
 
-def read_tokens(path, count):
-    """the first `count` tokens of a shard of data/"""
-    with open(path, "rb") as f:
-        header = struct.unpack("<256i", f.read(1024))
-        raw = bytearray(f.read(2 * count))
-    if header[0] != 20240520 or len(raw) < 2 * count:
-        raise SystemExit(f"{path}: expected a shard with at least {count} tokens")
-    return (torch.frombuffer(raw, dtype=torch.int16).long() & 0xffff)
-
-
 def training(key, model, inputs, device, steps, **record):
     """measures training steps of model(*inputs), which returns the loss; in 1, 2, 4 or 8 equal parts, as they fit"""
     parameters = list(model.parameters())
@@ -267,7 +259,7 @@ def train_gpt2(device, B, shard):
         size, (L, NH, C, V), T, steps = "nano", (2, 2, 64, 50304), 32, 2
     data = torch.randint(0, 50257, (B * T + 1,))
     if shard:
-        data = read_tokens(shard, B * T + 1)
+        data = torch.tensor(common.read_tokens(shard).ids[:B * T + 1].tolist())
     data = data.to(device)
     for pos, way, backend in WAYS:
         key = f"step {size} {pos} {backend}"

@@ -9,9 +9,10 @@ Each result is a row of dev/results/gpu.csv as soon as it is known: for each GPU
 same command, run again on the same commit, does only what is missing or has failed. Each command has a limit of time,
 and so has each stage; what they end is unfinished, not failed. build/gpu_check/log.txt has what the programs print.
 
-It compiles by itself, without make, by the flags that the Makefile names. What --build has compiled is used wherever
-build/gpu_check is carried with the same sources, and the headers of --pack wherever build/gpu_headers is. The CPU
-programs of --build need AVX2; NCCL_DIR names an NCCL to build with. COMMIT names the commit of a copy without .git.
+It compiles by itself, without make, by the flags that the Makefile names; with --only, `build` compiles what the other
+stages run. What --build has compiled is used wherever build/gpu_check is carried with the same sources, and the headers
+of --pack wherever build/gpu_headers is. The CPU programs of --build need AVX2; NCCL_DIR names an NCCL to build with.
+COMMIT names the commit of a copy without .git.
 Exit codes: 0 all passed, 1 a failure, 2 no GPU, no nvcc or no headers, 3 something is unfinished, 75 interrupted."""
 import array
 import concurrent.futures
@@ -26,13 +27,16 @@ import random
 import re
 import shutil
 import statistics
-import struct
 import subprocess
+import sys
 import time
 
 from ptxas_budget import console, makefile      # which finds scripts/
 import ledger
 import measured
+
+sys.path.append(os.path.join(ledger.ROOT, "data"))
+import common                                   # noqa: E402
 
 WORK, HEADERS = "build/gpu_check", "build/gpu_headers"
 MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles of 64 tokens, the last one not full
@@ -50,8 +54,9 @@ class Late(Exception): pass         # what a limit of time has ended, or needs a
 
 
 class Visit:        # one run of this script: the GPU, the commit, the time left, what has failed or is unfinished
-    def __init__(self, gpu, commit, results, minutes):
+    def __init__(self, gpu, commit, results, minutes, stages=()):
         self.gpu, self.commit, self.results, self.end = gpu, commit, results, time.monotonic() + 60 * minutes
+        self.stages = stages
         self.stage_end, self.failed, self.unfinished = self.end, [], []
 
     def run(self, command, limit, fine=(0,), **environment):
@@ -151,6 +156,19 @@ def lines(stage):
     return found + [cuda("test/ranks/comm_program.cu", path("comm_program"), *nccl)]
 
 
+# what `build` compiles for a stage, by the beginnings of the names in WORK
+NEEDED = {"kernels": ["test"], "losses": ["cpu", "fp32", "bf16"], "bench": ["bench"], "torch": ["lib"],
+          "train": ["bf16"], "ranks": ["bf16", "comm"], "sanitizer": ["test"]}
+
+
+def needed(visit):
+    """for the stages that follow, or for all of them; without PyTorch none needs the library, unless it is built for
+    elsewhere"""
+    stages = [s for s in visit.stages if s in NEEDED] or NEEDED
+    return tuple(path(name) for s in stages if s != "torch" or visit.gpu == "none" or has_pytorch(visit)
+                 for name in NEEDED[s])
+
+
 def compile_all(stage, visit):
     patterns = ("Makefile train_*.cu dev/gpu_* dev/torch/*.cu llmc/**/*.*h test/*.* test/*/*.h test/simt/*.cu "
                 "test/ranks/*.cu").split()
@@ -167,7 +185,8 @@ def compile_all(stage, visit):
             except Failed as e:
                 visit.failed.append(line[-1])
                 say(f"  FAILED: {e}")
-    side_by_side(compile_one, lines(stage), os.cpu_count())
+    chosen = path("first") if stage == "first" else needed(visit)
+    side_by_side(compile_one, [line for line in lines(stage) if line[-1].startswith(chosen)], os.cpu_count())
 
 
 def pack():
@@ -195,7 +214,7 @@ def write_data():
         weights = itertools.accumulate(1 / (rank + 2.7) for rank in range(count))
         tokens = array.array("H", (least + rank * 7919 % count for rank in random.Random(1).choices(
             range(count), cum_weights=list(weights), k=1000000)))       # neighbours in rank are apart as numbers
-        files[name] = struct.pack("<256i", 20240520, 1, len(tokens), vocab, end, *[0] * 251) + tokens.tobytes()
+        files[name] = common.header(len(tokens), vocab, end) + tokens.tobytes()
     for name, content in files.items():
         pathlib.Path(path(name)).write_bytes(content)
 
@@ -329,6 +348,7 @@ def bench(visit):
         visit.check("torch, attention", run, "torch, attention", 75, torch)
 
 
+@functools.lru_cache(maxsize=None)
 def has_pytorch(visit):
     return visit.run(["python3", "-c", "import torch.nn.attention as a; a.torch.zeros(1).cuda()"], 75, ())[0] == 0
 
@@ -439,7 +459,7 @@ def main(argv):
         os.environ.update(ARCH=args.build, MARCH="x86-64-v3")
         args.only = ["first", "build"]
     visit = Visit("none" if args.build else smi("name")[0], os.environ.get("COMMIT") or ledger.commit(), args.results,
-                  args.minutes)
+                  args.minutes, args.only)
     write_data()
     for name, (work, limit) in ((name, STAGES[name]) for name in STAGES if name in args.only):
         say(name)

@@ -16,47 +16,41 @@ import lzma
 import os
 import pathlib
 import statistics
-import struct
 import subprocess
 import sys
 import time
+from array import array
 
 import gpu_check
-from gpu_check import Failed, Late, console, ledger, say
+from gpu_check import Failed, Late, common, console, ledger, say
 
 WORK = "build/gpu_study"
-HEADER = struct.Struct("<256i")
 PASSAGES = "passkey,induction"
 path = lambda name: os.path.join(WORK, name)
 
 
-def tokens_of(pattern, count):
-    """(header, the first tokens in the shards of this pattern, as bytes); each shard has the header's vocabulary"""
-    header, found = None, b""
+def shards(pattern, count, parts):
+    """the first tokens in the shards of this pattern, as so many shards"""
+    ids, kinds = array("H"), set()
     for name in sorted(glob.glob(pattern)):
-        with console.open_regular(name) as f:
-            head = f.read(HEADER.size)
-            fields = HEADER.unpack(head) if len(head) == HEADER.size else (0, 0)
-            if fields[:2] != (20240520, 1) or header and fields[3:6] != header[3:6]:
-                raise console.BadInput(f"{name}: expected a shard of uint16 tokens, and all of one vocabulary")
-            header, found = header or fields, found + f.read(2 * min(fields[2], count - len(found) // 2))
-        if len(found) == 2 * count:
+        found = common.read_tokens(name)
+        kinds.add((found.vocabulary, found.end))
+        if name.endswith(".txt") or found.ids.itemsize != ids.itemsize or len(kinds) > 1:
+            raise console.BadInput(f"{name}: expected a shard of uint16 tokens, and all of one vocabulary")
+        ids.extend(found.ids[:count - len(ids)])
+        if len(ids) == count:
             break
-    if not found:
+    if not ids:
         raise console.BadInput(f"{pattern}: expected shards, got none")
-    return header, found
-
-
-def shard(header, tokens):
-    return HEADER.pack(*header[:2], len(tokens) // 2, *header[3:]) + tokens
+    each = -(-len(ids) // parts)
+    return [common.header(len(part), *kinds.copy().pop()) + part.tobytes()
+            for part in (ids[at:at + each] for at in range(0, len(ids), each))]
 
 
 def pack(args):
     os.makedirs(WORK, exist_ok=True)
-    header, tokens = tokens_of(args.pack, args.tokens)
-    each = -(-len(tokens) // 2 // args.parts)
-    files = {f"train_{k + 1}.bin": shard(header, tokens[2 * each * k:2 * each * (k + 1)]) for k in range(args.parts)}
-    files["val.bin"] = shard(*tokens_of(args.val_files, args.eval_tokens))
+    files = {f"train_{k}.bin": part for k, part in enumerate(shards(args.pack, args.tokens, args.parts), 1)}
+    files["val.bin"], = shards(args.val_files, args.eval_tokens, 1)
     for name, content in files.items():
         small = lzma.compress(content)
         console.write_whole(path(name + ".xz"), small)

@@ -5,12 +5,13 @@ import random
 import re
 import shutil
 import statistics
-import struct
 import subprocess
 import sys
 import time
+from array import array
 
-sys.path.append("scripts")
+sys.path += ["scripts", "data"]
+import common   # noqa: E402
 import console  # noqa: E402
 import ledger   # noqa: E402
 import runqueue     # noqa: E402
@@ -35,10 +36,8 @@ def make_data():
                 if name.endswith((".h", ".cuh", ".cu", ".py", ".md")):
                     f.write(open(os.path.join(directory, name), "rb").read())
     random.seed(42)
-    n = 50000
-    with open(f"{OUT}/random.bin", "wb") as f:
-        f.write(struct.pack("<256i", 20240520, 1, n, *[0] * 253))
-        f.write(struct.pack(f"<{n}H", *(random.randrange(50257) for _ in range(n))))
+    ids = array("H", (random.randrange(50257) for _ in range(50000)))
+    console.write_whole(f"{OUT}/random.bin", common.header(len(ids)) + ids.tobytes())
 
 
 def run(command):

@@ -27,8 +27,9 @@ import tempfile
 import types
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-sys.path.append(os.path.join(os.path.dirname(os.path.dirname(HERE)), "scripts"))
+sys.path += [os.path.join(HERE, "..", "..", name) for name in ("scripts", "data")]
 
+import common                   # noqa: E402
 import console                  # noqa: E402
 from console import BadInput    # noqa: E402
 
@@ -236,17 +237,6 @@ def export(source, out):
     return source
 
 
-def tokens_of(path, vocabulary):
-    """the tokens of a text, its bytes, or of a shard of GPT-2's format"""
-    with console.open_regular(path) as f:
-        data = f.read(1 << 22)
-    if not path.endswith(".bin") and vocabulary == 256:
-        return list(data)
-    if data[:8] != struct.pack("<2i", 20240520, 1):
-        raise BadInput(f"{path}: expected a shard of tokens as data/text.py writes it, or for a model of bytes a .txt")
-    return [token for token, in struct.iter_unpack("<H", data[1024:len(data) // 2 * 2])]
-
-
 def loss_of_trainer(source, text, length, count):
     with tempfile.TemporaryDirectory() as out:
         run = subprocess.run([TRAINER, "--load", source, "--val_files", text, "--eval_lengths", str(length),
@@ -260,7 +250,9 @@ def loss_of_trainer(source, text, length, count):
 def check_losses(source, out, text):
     torch, transformers = console.need("torch"), console.need("transformers")
     config, _ = read_config(out)
-    tokens = torch.tensor(tokens_of(text, config.get("vocab_used", config["vocab_size"])))
+    if text.endswith(".txt") and config.get("vocab_used", config["vocab_size"]) != 256:
+        raise BadInput(f"{text}: expected a shard of tokens; only those of a model of bytes are a .txt")
+    tokens = torch.tensor(list(common.read_tokens(text).ids[:1 << 21]))
     length = min(config.get("n_positions", 0), 1024)
     windows = min((len(tokens) - 1) // max(length, 1), 16)
     if windows == 0 or "n_positions" not in config:

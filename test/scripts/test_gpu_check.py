@@ -95,7 +95,20 @@ class GpuCheck(Folder):
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
                           for line in compiled], 15 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
-        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 5)    # --help, import torch
+        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 4)    # --help, import torch
+
+    def test_only_what_the_stages_need_is_compiled(self):
+        libraries = {"build/gpu_check/libcablecu.so", "build/gpu_check/libcablecu_fp32.so"}
+        for stages, torch, expected in ((["torch"], True, libraries), (["torch"], False, set()), ([], True, None),
+                                        (["train"], True, {"build/gpu_check/bf16/train_gpt2",
+                                                           "build/gpu_check/bf16/train_bert"})):
+            compiled = []
+            with mock.patch.object(gpu_check, "has_pytorch", lambda visit: torch), \
+                    mock.patch.object(gpu_check, "side_by_side", lambda f, found, n: compiled.extend(found)):
+                self.check("--only", "build", *stages)
+            names = {line[-1] for line in compiled}
+            self.assertEqual(names, expected or names, stages)
+            self.assertEqual(len(names), 14 if expected is None else len(expected), stages)
 
     def test_what_fails_is_named_and_tried_again(self):
         for wrong, what, words in (("loss", "losses gpt2", "none, bf16: the losses differ from the CPU's by 0.002"),

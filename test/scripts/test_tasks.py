@@ -16,6 +16,7 @@ import unittest.mock
 
 from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, ended, read_bytes
 sys.path.insert(0, os.path.join(ROOT, "data"))
+import common                   # noqa: E402
 import tasks                    # noqa: E402
 import verdict                  # noqa: E402
 
@@ -279,7 +280,7 @@ class Files(Folder):
 class Passages(Folder):
     def windows(self, task, T, depth, ids, seed=1, k=0, vocabulary=256):
         """(the ids of a window, which of them are answers)"""
-        row = tasks.window(task, tasks.Text("t", ids, vocabulary, 0), T, depth, seed, k)
+        row = tasks.window(task, common.Tokens("t", ids, vocabulary, 0), T, depth, seed, k)
         mark = 1 << (15 if vocabulary <= 1 << 15 else 30)
         self.assertEqual(len(row), T + 1)
         return [i % mark for i in row], [i >= mark for i in row]
