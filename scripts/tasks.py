@@ -20,7 +20,8 @@ A cell of the table is the share of test examples whose whole answer is right, i
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
 the way, it is the share of the answers. If no seed did, it says "not learned" and the best result, because errors at
 longer lengths would mean nothing. --compare cable alibi adds how much the two differ at the longer lengths, in
-percentage points: the mean over the seeds with which both have learned, and where it lies at 95 % (it needs scipy).
+percentage points: the mean over the seeds with which both have learned, and where it lies at 95 % (it needs scipy);
+bold: 0 is not in there.
 """
 import collections
 import itertools
@@ -146,31 +147,38 @@ def in_order(found, wanted):
 def table(rows, order):
     cells = by_cell(rows)
     names = in_order({t for t, _ in cells}, generators.TASKS)
-    lines = ["| | " + " | ".join(names) + " |", "|---|" + "---|" * len(names)]
-    for pos in in_order({p for _, p in cells}, order):
-        lines.append(f"| `{pos}` | " + " | ".join(cell_text(cells.get((t, pos), {})) for t in names) + " |")
+    lines = [[f"`{pos}`", *(cell_text(cells.get((t, pos), {})) for t in names)]
+             for pos in in_order({p for _, p in cells}, order)]
     commits = sorted({r["commit"] for r in rows})
     runs = sum(len(seeds) for (task, _), seeds in cells.items() if task in generators.TASKS)
     head = f"{runs} runs of commit{'s' if len(commits) > 1 else ''} {', '.join(commits)}"
-    return "\n".join([head, "", *lines]) + "\n"
+    return "\n".join([head, "", *console.table(["encoding", *names], lines), ""])
+
+
+def difference(points):
+    """the mean of paired differences, one of each seed, and where it lies at 95 %"""
+    if len(points) < compare.LEAST_SEEDS:
+        return "-"
+    low, high = compare.over_seeds(points)
+    text = f"{statistics.mean(points):+.1f} [{low:+.1f}, {high:+.1f}]"
+    return text if low <= 0 <= high else f"**{text}**"
 
 
 def comparisons(rows, names):
-    """lines of Markdown: for each two of these encodings, how much they differ at each length"""
+    """lines of Markdown: for each task, how much each two of these encodings differ at each length"""
     cells = by_cell(rows)
-    for a, b in itertools.combinations(names, 2):
-        for task in in_order({t for t, _ in cells}, generators.TASKS):
+    for task in in_order({t for t, _ in cells}, generators.TASKS):
+        multiples, lines = generators.multiples(task)[1:], []
+        for a, b in itertools.combinations(names, 2):
             ours, theirs = ({seed: s for seed, s in cells.get((task, pos), {}).items() if learned_seeds({seed: s})}
                             for pos in (a, b))
-            for i, multiple in list(enumerate(generators.multiples(task)))[1:]:
-                d = [100 * (ours[seed][i] - theirs[seed][i]) for seed in sorted(ours.keys() & theirs.keys())
-                     if None not in (ours[seed][i], theirs[seed][i])]
-                if len(d) >= compare.LEAST_SEEDS:
-                    low, high = compare.over_seeds(d)
-                    better = a if low > 0 else b
-                    yield (f"- {a} - {b}, {task}, {multiple} times the length: {statistics.mean(d):+.1f} "
-                           f"[{low:+.1f}, {high:+.1f}], {len(d)} seeds: " +
-                           ("undecided" if low <= 0 <= high else f"{better} is better"))
+            pairs = [list(zip(ours[seed], theirs[seed])) for seed in sorted(ours.keys() & theirs.keys())]
+            points = [[100 * (x - y) for x, y in column if None not in (x, y)] for column in list(zip(*pairs))[1:]]
+            if len(pairs) >= compare.LEAST_SEEDS:
+                lines.append([f"{a} - {b}", str(len(pairs)), *map(difference, points)])
+        if lines:
+            head = [task, "seeds", *(f"{m} times the length" for m in multiples)]
+            yield from ["", *console.table(head, lines)]
 
 
 def draw(rows, order, path):
@@ -210,8 +218,7 @@ def report(args, rows, order):
     if not shown:
         raise BadInput(f"{args.results or args.out}: no results yet")
     stem = args.results.removesuffix(".csv") or os.path.join(args.out, "tasks")
-    text, lines = table(shown, order), list(comparisons(shown, args.compare))
-    text += "\n".join(["", *lines, ""]) if lines else ""
+    text = table(shown, order) + "".join(line + "\n" for line in comparisons(shown, args.compare))
     ledger.write(stem + ".csv", rows)
     console.write_whole(stem + ".md", text)
     print(text)

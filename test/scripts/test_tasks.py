@@ -428,7 +428,7 @@ class Table(Folder):
         self.assertEqual(len(rows), 4 * 8 + 3 * 4)
         self.assertEqual({r["commit"] for r in rows} - {rows[0]["commit"]}, set())
         self.assertEqual(self.read("o", "tasks.md").splitlines()[2:], [
-            "| | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
+            "| encoding | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
             "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
             "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
         longer = [{**r, "steps": "9", "exact": "0"} for r in rows if r["pos"] == "none"]
@@ -445,7 +445,7 @@ class Table(Folder):
             ",".join(r.values()) for r in (dict(zip(rows[0], rows[0])), rows[0], rows[0])) + "\n"), code=2))
         self.assertIn("expected a name that ends with .csv", self.run_it("--results", self.path("r"), code=2))
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
-        self.assertIn("| | fflm | fflm_dense | fflm_sparse |\n", mixtures)
+        self.assertIn("| encoding | fflm | fflm_dense | fflm_sparse |\n", mixtures)
         self.assertIn("| `none` | not learned (50) |", mixtures)        # the share of answers, not of whole examples
         self.assertIn("\n1 runs of commit", mixtures)
         try:
@@ -467,9 +467,9 @@ class Table(Folder):
         runs = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(runs)
         self.assertEqual(list(runs.comparisons(found, ["cable", "rope", "none"])), [
-            "- cable - rope, copy, 2 times the length: +12.0 [+12.0, +12.0], 3 seeds: cable is better",
+            "", "| copy | seeds | 2 times the length | 4 times the length | 8 times the length |", "|---|---|---|---|---|",
             # -1, 3 and -5: a standard deviation of 4, and 4.303 / 3^0.5 of it
-            "- cable - rope, copy, 4 times the length: -1.0 [-10.9, +8.9], 3 seeds: undecided"])
+            "| cable - rope | 3 | **+12.0 [+12.0, +12.0]** | -1.0 [-10.9, +8.9] | - |"])
 
     def test_bad_input(self):
         self.assertIn("--jobs: expected at least 1, got 0", self.run_it("--jobs", "0", code=2))
