@@ -200,7 +200,7 @@ def draw(rows, order, path):
                 colour, marker = styles[pos, pos]
                 x, means, low, high = zip(*points)
                 drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
-                ax.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
+                ax.fill_between(x, low, high, color=colour, alpha=min(0.15, 1 / len(styles)), linewidth=0)
         plot.length_axis(ax, multiples)
         ax.set_ylim(0, 100)
     for ax in list(axes.flat)[len(names):]:
