@@ -108,7 +108,16 @@ class GPT2:
         return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
 
 
-class BPE:
+class Fast:
+    """what encodes by the library tokenizers"""
+
+    def encode(self, texts):
+        np = need("numpy")
+        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.asarray(e.ids, dtype=np.uint16) for e in encoded]
+
+
+class BPE(Fast):
     """the byte-level BPE of a tokenizer.json. A special token that is spelled in a document is plain text, so that no
     document can end itself; in a prompt the trainer finds it, as transformers does."""
     name = "bpe"
@@ -143,16 +152,11 @@ class BPE:
         self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
         self.frame = ([self.header[1]], [])
 
-    def encode(self, texts):
-        np = need("numpy")
-        return [np.asarray(e.ids, dtype=np.uint16)
-                for e in self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)]
-
     def decode(self, ids):
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-class BERT:
+class BERT(Fast):
     """BERT's uncased WordPiece; '[MASK]' inside a text is plain text"""
     name = "bert"
     header = VOCABULARIES["bert"][:2]
@@ -181,11 +185,6 @@ class BERT:
         self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
             clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
         self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
-
-    def encode(self, texts):
-        np = need("numpy")
-        encoded = self.tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(e.ids, dtype=np.uint16) for e in encoded]
 
     def decode(self, ids):
         words = [self.tokens[int(i)] for i in ids]

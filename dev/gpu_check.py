@@ -31,7 +31,7 @@ import subprocess
 import sys
 import time
 
-from ptxas_budget import console, makefile      # which finds scripts/
+from ptxas_budget import console, makefile, tool        # which finds scripts/
 import ledger
 import measured
 
@@ -107,10 +107,6 @@ def side_by_side(work, things, workers=(os.cpu_count() or 2) // 2):
         return list(pool.map(work, things))
 
 
-def which(name):
-    return os.environ.get(name.upper()) or shutil.which(name) or "".join(glob.glob("/usr/local/cuda/bin/" + name))
-
-
 def smi(field):
     p = subprocess.run(f"nvidia-smi --query-gpu={field} --format=csv,noheader", shell=True, stdout=subprocess.PIPE,
                        stderr=subprocess.STDOUT, text=True)
@@ -132,7 +128,7 @@ def cuda(source, product, *more):
     """nvcc's line; -arch=sm_90a would compile for compute_90, too"""
     arch = os.environ.get("ARCH") or "sm_" + smi("compute_cap")[0].replace(".", "")
     arch += "a" if re.fullmatch(r"sm_(9|1\d)\d", arch) else ""
-    return [which("nvcc"), *makefile("NVCC_CODE"), "-gencode", f"arch={arch.replace('sm', 'compute')},code={arch}",
+    return [tool("nvcc"), *makefile("NVCC_CODE"), "-gencode", f"arch={arch.replace('sm', 'compute')},code={arch}",
             "-Xcompiler", "-fopenmp", "-I.", source, *more, "-lcublasLt", "-lcublas", "-Xlinker", "-s", "-o", product]
 
 
@@ -145,7 +141,7 @@ def lines(stage):
     for t in CPU:
         optimized = [flag.replace("native", os.environ.get("MARCH", "native")) for flag in makefile("OPT")]
         found += [cuda(f"train_{t}.cu", BF16[t], *nccl), cuda(f"train_{t}.cu", FP32[t], "-DPRECISION_FP32"),
-                  [os.environ.get("CXX") or which("g++") or "clang++", "-std=c++17", "-fopenmp", *optimized,
+                  [os.environ.get("CXX") or shutil.which("g++") or "clang++", "-std=c++17", "-fopenmp", *optimized,
                    "-ffp-contract=off", "-I.", "-x", "c++", f"train_{t}.cu", "-lpthread", "-s", "-o", CPU[t]]]
     found += [cuda(f"test/simt/test_{n}.cu", path("test_" + n), "-Itest/simt") for n in kernel_tests()]
     found += [cuda("dev/gpu_bench.cu", path(f"bench_{causal}"), f"-DCAUSAL={causal}") for causal in (0, 1)]
@@ -258,9 +254,9 @@ def enlarge(source, target):
 
 
 def device(visit):
-    release = re.search(r"release ([\d.]+)", visit.run([which("nvcc"), "--version"], 20)[1])
+    release = re.search(r"release ([\d.]+)", visit.run([tool("nvcc"), "--version"], 20)[1])
     visit.put("machine", {"driver": smi("driver_version")[0], "nvcc": release[1]})
-    if visit.run([which("nvcc"), "-E", path("headers.cu"), "-o", os.devnull], 60, ())[0] != 0:
+    if visit.run([tool("nvcc"), "-E", path("headers.cu"), "-o", os.devnull], 60, ())[0] != 0:
         raise console.BadInput("expected the headers xxhash.h and nlohmann/json.hpp: install libxxhash-dev and "
                        f"nlohmann-json3-dev, or carry {HEADERS} here, which dev/gpu_check.py --pack writes")
 
@@ -422,7 +418,7 @@ def sanitizer(visit):
             names = visit.run([binary, "--list"], 10)[1].split("\n")
             name = next((n for n in names if "a span leaves out exactly" in n), names[0])   # launches real kernels
             try:
-                code, text = visit.run([which("compute-sanitizer"), "--tool", tool, *options, "--error-exitcode", "9",
+                code, text = visit.run([tool("compute-sanitizer"), "--tool", tool, *options, "--error-exitcode", "9",
                                         binary, name], 20, ())
             except Late:                                # the other tests continue
                 continue
@@ -430,7 +426,7 @@ def sanitizer(visit):
                 raise Failed(f"{name}: exit code {code}\n{text[-2000:]}")
             done += code == 0
         return {"tests without a finding": done}
-    for tool in ("racecheck", "memcheck", "synccheck", "initcheck") if which("compute-sanitizer") else ():
+    for tool in ("racecheck", "memcheck", "synccheck", "initcheck") if tool("compute-sanitizer") else ():
         visit.check(tool, run, tool)
 
 
@@ -451,7 +447,7 @@ def main(argv):
     os.chdir(ledger.ROOT)
     if args.pack:
         return pack()
-    if not which("nvcc"):
+    if not tool("nvcc"):
         raise console.BadInput("no nvcc: install the CUDA toolkit or set NVCC=path")
     os.makedirs(WORK, exist_ok=True)
     os.environ["CPATH"] = os.path.abspath(HEADERS) + (os.pathsep + os.environ.get("CPATH", "")).rstrip(os.pathsep)

@@ -10,6 +10,7 @@ It needs nvcc, but no GPU.
 It fails on a spill or a register more than budgeted, on more static shared memory, and on a kernel without a budget.
 Registers depend on the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail.
 """
+import glob
 import json
 import os
 import re
@@ -32,6 +33,12 @@ def makefile(name):
     """the words of a variable that the Makefile sets to plain words"""
     with open(os.path.join(ROOT, "Makefile")) as f:
         return re.search(rf"^{name} := (.*)$", f.read(), re.M).group(1).split()
+
+
+def tool(name):
+    """the path of a program of the CUDA toolkit, which $NVCC and the like may name; "" if there is none"""
+    usual = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", name)
+    return os.environ.get(name.upper()) or shutil.which(name) or "".join(glob.glob(usual))
 
 
 def kernels_of(log):
@@ -93,11 +100,10 @@ def compile_all(nvcc):
     return log
 
 
-def write_budget(path, version, kernels):
-    """a line of JSON for each kernel, without zeros"""
-    rows = {k: {a: {f: n for f, n in v.items() if n} for a, v in archs.items()} for k, archs in kernels.items()}
+def write_budget(path, version, what, rows):
+    """a line of JSON for each row"""
     lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in sorted(rows.items()))
-    console.write_whole(path, f'{{\n  "nvcc": {json.dumps(version)},\n  "kernels": {{\n{lines}\n  }}\n}}\n')
+    console.write_whole(path, f'{{\n  "nvcc": {json.dumps(version)},\n  "{what}": {{\n{lines}\n  }}\n}}\n')
 
 
 def read_budget(path):
@@ -123,8 +129,7 @@ def main(argv):
     p.add_argument("--nvcc-version",
                    help="of the compiler that wrote the logs, such as 13.0 [that of nvcc, or the budget's]")
     args = p.parse_args(argv)
-    usual = os.environ.get("CUDA_HOME", "/usr/local/cuda") + "/bin/nvcc"
-    nvcc = os.environ.get("NVCC") or shutil.which("nvcc") or (usual if os.path.exists(usual) else None)
+    nvcc = tool("nvcc")
     if args.logs:
         log = "".join(open(name, errors="replace").read() for name in args.logs)
     elif not nvcc:
@@ -139,7 +144,8 @@ def main(argv):
         raise BadInput("no kernel in the log; was it made by -Xptxas -v?")
     version = args.nvcc_version or (compiler_version(nvcc) if nvcc else None)
     if args.update:
-        write_budget(args.budget, version or "unknown", kernels)
+        rows = {k: {a: {f: n for f, n in v.items() if n} for a, v in archs.items()} for k, archs in kernels.items()}
+        write_budget(args.budget, version or "unknown", "kernels", rows)
         print(f"{args.budget}: {len(kernels)} kernels; {spilling(kernels)}")
         return 0
     known, budget = read_budget(args.budget)

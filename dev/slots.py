@@ -8,10 +8,8 @@ kernels' time follows it (docs/attention.md, "A bias as columns"). It needs nvcc
 Head size 64, without masks. Of the loop over tiles it takes the shortest way that fetches the next tile and is not the
 diagonal's: first for a warp without a part in the tile's bias, then for the warp with the largest part.
 """
-import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,20 +19,13 @@ sys.path.append(os.path.join(ROOT, "scripts"))
 import console                      # noqa: E402
 from console import BadInput        # noqa: E402
 
-from ptxas_budget import compiler_version, makefile     # noqa: E402
+from ptxas_budget import compiler_version, makefile, tool, write_budget         # noqa: E402
 
 BUDGET = os.path.join(ROOT, "dev", "slots.json")
 VARIANTS = {"start": 0, "columns": 3}               # of FLASH_VARIANT: llmc/attention/flash/columns.cuh
 BIASES = {"None": "none", "Linear": "alibi", "Distance": "cable"}
 KERNELS = {"forward": "FlashArgs", "backward_dq": "FlashArgs, const FlashQueries*, FlashSlabs",
            "backward_dkdv": "FlashArgs, const FlashQueries*"}
-
-
-def tool(name):
-    path = shutil.which(name) or f"/usr/local/cuda/bin/{name}"
-    if not os.path.exists(path):
-        raise BadInput(f"expected {name} of a CUDA toolkit in PATH or /usr/local/cuda/bin, found none")
-    return path
 
 
 def source(causal):
@@ -132,11 +123,12 @@ def main(argv):
     p = console.parser(__doc__)
     p.add_argument("--update", action="store_true")
     args = p.parse_args(argv)
+    if not tool("nvcc") or not tool("nvdisasm"):
+        raise BadInput("expected nvcc and nvdisasm of a CUDA toolkit in PATH or /usr/local/cuda/bin, found none")
     rows, version = count_all(), compiler_version(tool("nvcc"))
     print("\n".join(f"{key:40} {least:4} {most:4}" for key, (least, most) in rows.items()))
     if args.update:
-        lines = ",\n".join(f"    {json.dumps(k)}: {json.dumps(v)}" for k, v in rows.items())
-        console.write_whole(BUDGET, f'{{\n  "nvcc": {json.dumps(version)},\n  "slots": {{\n{lines}\n  }}\n}}\n')
+        write_budget(BUDGET, version, "slots", rows)
         return 0
     budget = console.read_object(BUDGET)
     if version != budget["nvcc"]:

@@ -647,14 +647,6 @@ def study_panels(rows, cells, plot_row, xlabel):
     return fig, panels
 
 
-def read_study(paths):
-    return counted(console.read_table(paths[0], STUDY))
-
-
-def plot_study(paths):
-    return draw_study(read_study(paths))
-
-
 def draw_study(rows):
     """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
     cells, shown = cells_of(rows, "ppl"), []
@@ -676,10 +668,6 @@ def draw_study(rows):
         mark_trained(ax, [T])
         ax.set_ylabel("perplexity" if ax.get_subplotspec().is_first_col() else "")
     return fig
-
-
-def plot_positions(paths):
-    return draw_positions(read_study(paths))
 
 
 def draw_positions(rows):
@@ -706,8 +694,13 @@ def draw_positions(rows):
     return fig
 
 
+def of_study(draw):
+    return lambda paths: draw(counted(console.read_table(paths[0], STUDY)))
+
+
 FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
-           "heads": plot_heads, "study": plot_study, "positions": plot_positions, "bias": plot_bias}
+           "heads": plot_heads, "study": of_study(draw_study), "positions": of_study(draw_positions),
+           "bias": plot_bias}
 
 
 def main(argv):

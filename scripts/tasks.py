@@ -125,18 +125,13 @@ def columns_of(seeds):
     return [[s for s in column if s is not None] for column in zip(*learned_seeds(seeds))]
 
 
-def mean_shares(seeds):
-    """at each length the mean over the seeds that have learned; None where there is none"""
-    return [statistics.mean(c) if c else None for c in columns_of(seeds)]
-
-
 def cell_text(seeds):
     if not seeds:
         return ""
     learned = learned_seeds(seeds)
     if not learned:
         return f"not learned ({100 * max(s[0] for s in seeds.values()):.0f})"
-    shares = " / ".join("-" if s is None else f"{100 * s:.0f}" for s in mean_shares(seeds))
+    shares = " / ".join(f"{100 * statistics.mean(c):.0f}" if c else "-" for c in columns_of(seeds))
     return shares + (f" ({len(learned)} of {len(seeds)})" if len(seeds) > 1 else "")
 
 

@@ -332,9 +332,6 @@ void attention_backward5(const Backward& p, Stream stream) {
 int main(int argc, char** argv) {
     return run_ladder([&] {
         Ladder ladder(argc, argv, {{"B", 2, 4}, {"T", 200, 1024}, {"NH", 2, 12}, {"HS", 64, 64}});
-        const double error = oracle_error();
-        printf("the oracle's gradients are within %.0e of its central differences\n\n", error);
-        check(error < 1e-8, "expected the oracle to be within 1e-8, got %g", error);
         // 1. inputs; what a forward leaves
         AttentionProblem problem((size_t)ladder.size(0), ladder.size(1), ladder.size(2), ladder.size(3));
         const AttentionDims& dims = problem.dims;

@@ -1,5 +1,6 @@
 // attention_oracle.h -- causal attention with CABLE's bias and its gradients: HeadOracle of test/layers, over one head
-// after the other, and what dlogit is in S and g.
+// after the other, and what dlogit is in S and g. A mistake here would make the shipped rungs wrong, which test/layers
+// compares with an oracle of its own.
 //
 //   logit_ij = scale q_i.k_j - g_i (S_i - S_j), j <= i     dg_i, dS_i, dS_j: dlogit_ij times its derivatives
 #pragma once
@@ -79,45 +80,3 @@ private:
         return {of(in.q, bh, n), of(in.k, bh, n), of(in.v, bh, n), bias, {}, in.scale, T, in.HS, true};
     }
 };
-
-// How far the oracle's gradients are from a central difference of its forward, in a random direction of all inputs,
-// relative to the sum of the magnitudes that the slope is made of
-inline double oracle_error() {
-    const size_t heads = 2, T = 13;
-    const size_t HS = 5;
-    const double h = 1e-5;
-    OracleInputs<double> in = {heads, T, HS, 0.4, {}, {}, {}, {}, {}, {}};
-    AttentionOracle<double> oracle;
-    std::vector<double>* inputs[] = {&in.q, &in.k, &in.v, &in.S, &in.g};
-    const std::vector<double>* gradients[] = {&oracle.dq, &oracle.dk, &oracle.dv, &oracle.dS, &oracle.dg};
-    std::vector<double> direction[5];
-    for (size_t x = 0; x < 5; x++) {
-        const size_t size = heads * T * (x < 3 ? HS : 1);
-        *inputs[x] = numbers<double>(normals(size, 100 + x));
-        direction[x] = numbers<double>(normals(size, 200 + x));
-    }
-    in.dout = numbers<double>(normals(heads * T * HS, 300));
-    oracle.forward(in);
-    oracle.backward(in, oracle.out, oracle.lse);
-    // 1. the slope that the gradients give
-    double slope = 0.0, size = 0.0;
-    for (size_t x = 0; x < 5; x++) {
-        for (size_t e = 0; e < direction[x].size(); e++) {
-            slope += (*gradients[x])[e] * direction[x][e];
-            size += std::fabs((*gradients[x])[e] * direction[x][e]);
-        }
-    }
-    // 2. the loss sum(out * dout) on both sides
-    double loss[2] = {0.0, 0.0};
-    const std::vector<double> at[] = {in.q, in.k, in.v, in.S, in.g};
-    for (int side = 0; side < 2; side++) {
-        for (size_t x = 0; x < 5; x++) {
-            for (size_t e = 0; e < at[x].size(); e++) {
-                (*inputs[x])[e] = at[x][e] + (side == 0 ? h : -h) * direction[x][e];
-            }
-        }
-        oracle.forward(in);
-        for (size_t e = 0; e < oracle.out.size(); e++) { loss[side] += oracle.out[e] * in.dout[e]; }
-    }
-    return std::fabs((loss[0] - loss[1]) / (2 * h) - slope) / size;
-}

@@ -467,7 +467,8 @@ class Table(Folder):
         runs = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(runs)
         self.assertEqual(list(runs.comparisons(found, ["cable", "rope", "none"])), [
-            "", "| copy | seeds | 2 times the length | 4 times the length | 8 times the length |", "|---|---|---|---|---|",
+            "", "| copy | seeds | 2 times the length | 4 times the length | 8 times the length |",
+            "|---|---|---|---|---|",
             # -1, 3 and -5: a standard deviation of 4, and 4.303 / 3^0.5 of it
             "| cable - rope | 3 | **+12.0 [+12.0, +12.0]** | -1.0 [-10.9, +8.9] | - |"])
 
