@@ -16,7 +16,6 @@ import lzma
 import os
 import pathlib
 import statistics
-import subprocess
 import sys
 import time
 from array import array
@@ -67,10 +66,8 @@ def unpack(args):
             console.write_whole(name[:-3], lzma.decompress(pathlib.Path(name).read_bytes()))
     if not os.path.exists(path("passages")):
         lengths = ",".join(str(args.T << k) for k in range(5))
-        made = subprocess.run([sys.executable, "data/tasks.py", "--text", path("val.bin"), "--tasks", PASSAGES,
-                               "--lengths", lengths, "--out", path("passages.new")], capture_output=True, text=True)
-        if made.returncode:
-            raise console.BadInput(made.stderr.strip())
+        console.output_of([sys.executable, "data/tasks.py", "--text", path("val.bin"), "--tasks", PASSAGES, "--lengths",
+                           lengths, "--out", path("passages.new")])
         os.rename(path("passages.new"), path("passages"))
     return sum(os.path.getsize(name) // 2 - 512 for name in glob.glob(path("train_*.bin")))
 

@@ -12,18 +12,17 @@ dev/results/hashes.tsv. Builds that store bf16 have rows of their own. The emula
 --build emulated --update gives it rows, too, which are not committed yet.
 A change that is meant to change bits is committed with the new table. docs/reproducibility.md says what is promised.
 """
-import argparse
 import concurrent.futures
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
 sys.path.insert(0, os.path.join(ROOT, "scripts"))
-from console import BadInput, run, say, weights_sha256                          # noqa: E402
+import console                                                  # noqa: E402
+from console import output_of, run, say, weights_sha256         # noqa: E402
 
 TABLE = "dev/results/hashes.tsv"
 OUT = "build/hashes"
@@ -86,15 +85,12 @@ def compile_program(build, program, few):
     command = BUILDS[build][0]
     if command is None:
         target = {"shipped": program, "bf16": f"build/bf16/{program}", "emulated": f"build/simt/{program}"}[build]
-        done = subprocess.run(["make", target], cwd=ROOT, capture_output=True, text=True, errors="replace")
+        output_of(["make", target], cwd=ROOT)
     else:
         target = f"{OUT}/{program}_{build}"
         commit = f"{OUT}/commit.cpp"
         flags = [*FLAGS, *(["-DFEW_POSITIONS"] if few else [])]
-        done = subprocess.run([*command, *flags, "-x", "c++", f"{program}.cu", commit, "-o", target], cwd=ROOT,
-                              capture_output=True, text=True, errors="replace")
-    if done.returncode != 0:
-        raise BadInput(f"{build}: {program} does not compile:\n{done.stdout[-1000:]}{done.stderr[-2000:]}")
+        output_of([*command, *flags, "-x", "c++", f"{program}.cu", commit, "-o", target], cwd=ROOT)
     return target
 
 
@@ -103,10 +99,7 @@ def trained(build, path, program, pos, more):
     out = f"{OUT}/runs/{build}_{program}_{pos}_{'_'.join(more).replace('--', '')}"
     command = [*BUILDS[build][1], f"./{path}", *(EMULATED_RUN if build == "emulated" else CPU_RUN), *RUN, "--pos", pos,
                "--out", out, *more, *(["--sample_every", "0"] if program == "train_gpt2" else [])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace",
-                          env={"OMP_WAIT_POLICY": "passive", "CABLE_OVERSUBSCRIBE": "1", **os.environ})
-    if done.returncode != 0:
-        raise BadInput(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-1000:]}")
+    output_of(command, cwd=ROOT, env={"OMP_WAIT_POLICY": "passive", "CABLE_OVERSUBSCRIBE": "1", **os.environ})
     step, = (name for name in os.listdir(os.path.join(ROOT, out)) if name.startswith("step_"))
     digest = weights_sha256(os.path.join(ROOT, out, step))
     shutil.rmtree(os.path.join(ROOT, out))
@@ -127,7 +120,7 @@ def write_table(found):
 
 
 def main(argv):
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = console.parser(__doc__)
     parser.add_argument("--quick", action="store_true")
     parser.add_argument("--update", action="store_true")
     parser.add_argument("--of", metavar="DIRECTORY")

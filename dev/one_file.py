@@ -7,11 +7,10 @@
 The file is compiled twice, in float32 and in float64. How far its two losses are apart is float32's rounding error;
 the trainer's loss must be within MULTIPLE times the largest of these errors of the float64 one, or the exit code is 1.
 """
-import argparse
+import functools
 import os
 import re
 import shutil
-import subprocess
 import sys
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
@@ -19,29 +18,23 @@ sys.path.append(os.path.join(ROOT, "scripts"))
 import console      # noqa: E402
 
 MULTIPLE = 4            # both round, each in an order of its own
+run = functools.partial(console.output_of, cwd=ROOT)
 FLAGS = ["-std=c++17", "-O3", "-march=native", "-fopenmp"]
-
-
-def run(command, **options):
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, errors="replace", **options)
-    if result.returncode != 0:
-        sys.exit(f"{' '.join(command)}: exit code {result.returncode}\n{result.stdout[-2000:]}{result.stderr[-2000:]}")
-    return result.stdout
 
 
 def losses_of(text):
     return [float(loss) for loss in re.findall(r"^step +\d+/\d+ \| loss ([0-9.]+)", text, re.M)]
 
 
-def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(argv):
+    parser = console.parser(__doc__)
     parser.add_argument("--source", default="dev/gpt2_cable.cpp")
     parser.add_argument("--text", default="data/shakespeare_train.txt", help="train on this .txt file")
     parser.add_argument("--out", default="build/one_file")
     for flag, value in (("model", "2,4,64"), ("T", "128"), ("B", "8"), ("steps", "20"), ("lr", "1e-3"),
                         ("warmup", "5"), ("final_lr", "0.1"), ("weight_decay", "0.1"), ("seed", "42")):
         parser.add_argument("--" + flag, default=value)
-    args = parser.parse_args()
+    args = parser.parse_args(argv)
     out = os.path.join(ROOT, args.out)
     shutil.rmtree(out, ignore_errors=True)
     os.makedirs(out)
@@ -72,4 +65,4 @@ def main():
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    console.run(main)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """recipe.py -- follows docs/new_encoding.md, docs/new_kernel.md and README.md to the letter, so that they cannot rot.
 
-    python3 dev/recipe.py [--full] [--keep DIRECTORY]     the pages that add code, in a copy of the sources
-    python3 dev/recipe.py --here                          README.md, after `make demo`, with what this tree has built
+    python3 dev/recipe.py [--keep DIRECTORY]     the pages that add code, in a copy of the sources
+    python3 dev/recipe.py --here                 README.md, after `make demo`, with what this tree has built
 
 Follows the marked code blocks of the pages in order: writes files and inserts lines, then runs commands. --here runs
 them in a directory of links to this tree, so that what they write to run/ does not stay. A mark is an HTML comment on
@@ -15,9 +15,8 @@ the line before the block, invisible to the reader:
     <!-- run: needs MODULE -->                  ... skipped unless a python3 has this module
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
-What was added must satisfy dev/lint.py. The commands compile with -O1. With --full they lose FEW_POSITIONS=1, and so
-test every encoding. --keep leaves the copy in DIRECTORY. The exit code is 1 if any step failed; the rest is then not
-tried.
+What was added must satisfy dev/lint.py. The commands compile with -O1. --keep leaves the copy in DIRECTORY. The exit
+code is 1 if any step failed; the rest is then not tried.
 """
 import argparse
 import collections
@@ -36,7 +35,6 @@ PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md"], ["README.md"]
 MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
 # a code block with the marks before it, or a mark that has none
 PART = re.compile(r"^(?P<marks>(<!--.*\n)*)```.*\n(?P<text>((?!```).*\n)*)(?P<end>```)?|^(?P<alone><!--.*)", re.M)
-FEW = " FEW_POSITIONS=1"
 
 
 class Failure(Exception):
@@ -89,8 +87,8 @@ def python_with(module):
 
 
 class Recipe:
-    def __init__(self, directory, full, here=False):
-        self.directory, self.full, self.here = directory, full, here
+    def __init__(self, directory, here=False):
+        self.directory, self.here = directory, here
         self.counts = collections.Counter()             # of steps that are ok, FAILED or skipped
 
     def at(self, path):
@@ -113,12 +111,9 @@ class Recipe:
         for kind, words in block.marks:
             what = words
             if kind == "run":
-                first, _, rest = self.script(block.text).partition("\n")
+                first, _, rest = block.text.partition("\n")
                 what = first + " ..." * bool(rest)
             self.step(f"{kind}: {what}, {block.place}", getattr(self, kind), words, block)
-
-    def script(self, text):
-        return text.replace(FEW, "") if self.full else text
 
     @staticmethod
     def parse(pattern, words, block, wanted):
@@ -158,13 +153,12 @@ class Recipe:
             if python is None:
                 return f"no python3 here has {module}"
             environment["PATH"] = os.path.dirname(python) + os.pathsep + environment["PATH"]
-        script = self.script(block.text)
-        run = subprocess.run(["bash", "-euo", "pipefail", "-c", script], cwd=self.directory, env=environment,
+        run = subprocess.run(["bash", "-euo", "pipefail", "-c", block.text], cwd=self.directory, env=environment,
                              stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
                              errors="replace")
         if run.returncode != 0:
             last = "\n".join(run.stdout.split("\n")[-60:])
-            raise Failure(f"{block.place}: exit code {run.returncode}\n{script}The end of the output:\n{last}")
+            raise Failure(f"{block.place}: exit code {run.returncode}\n{block.text}The end of the output:\n{last}")
         if prints and prints not in run.stdout:
             raise Failure(f"{block.place}: expected {prints!r} in the output, got\n{run.stdout}")
         skipped = re.search(r".*(skipped=[1-9]|\b[1-9]\d* skipped).*", run.stdout)
@@ -198,14 +192,13 @@ class Recipe:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--full", action="store_true", help="with all encodings in the table")
     parser.add_argument("--keep", metavar="DIRECTORY", help="an empty directory for the copy, which is then left there")
     parser.add_argument("--here", action="store_true", help="README.md, in a directory of links to this tree")
     args = parser.parse_args()
     start = time.monotonic()
     pages = HERE if args.here else PAGES
     directory = args.keep or tempfile.mkdtemp(prefix="recipe_")
-    recipe = Recipe(directory, args.full, args.here)
+    recipe = Recipe(directory, args.here)
     try:
         if args.keep and os.path.isdir(args.keep) and os.listdir(args.keep):
             raise Failure(f"--keep {args.keep}: expected an empty directory")

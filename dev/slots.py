@@ -10,16 +10,9 @@ diagonal's: first for a warp without a part in the tile's bias, then for the war
 """
 import os
 import re
-import subprocess
-import sys
 import tempfile
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-sys.path.append(os.path.join(ROOT, "scripts"))
-import console                      # noqa: E402
-from console import BadInput        # noqa: E402
-
-from ptxas_budget import compiler_version, makefile, tool, write_budget         # noqa: E402
+from ptxas_budget import ROOT, BadInput, compiler_version, console, makefile, tool, write_budget
 
 BUDGET = os.path.join(ROOT, "dev", "slots.json")
 VARIANTS = {"start": 0, "columns": 3}               # of FLASH_VARIANT: llmc/attention/flash/columns.cuh
@@ -44,11 +37,8 @@ def disassemble(variant, causal):
             f.write(source(causal))
         compile_it = [tool("nvcc"), *makefile("NVCC_CODE"), "-arch=sm_90a", "-cubin", f"-DFLASH_VARIANT={variant}",
                       "-I" + ROOT, name, "-o", name + "bin"]
-        for command in (compile_it, [tool("nvdisasm"), "-c", name + "bin"]):
-            p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, universal_newlines=True)
-            if p.returncode != 0:
-                raise BadInput(f"{' '.join(command)} fails:\n{p.stderr[:2000]}")
-    return p.stdout
+        console.output_of(compile_it)
+        return console.output_of([tool("nvdisasm"), "-c", name + "bin"])
 
 
 def blocks_of(text):

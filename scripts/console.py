@@ -19,8 +19,10 @@ import json
 import math
 import os
 import re
+import shlex
 import signal
 import stat
+import subprocess
 import sys
 
 EXIT_BAD_INPUT, EXIT_OUT_OF_MEMORY, EXIT_INTERRUPTED = 2, 4, 75         # the trainers' exit codes
@@ -127,6 +129,15 @@ def need(module):
         if not sys.executable.startswith("/usr/bin/"):      # conda's, pyenv's or a venv's, where apt puts nothing
             how = f"{sys.executable} -m " + re.sub(r"^apt install python3-(\w+).*", r"pip install \1", how)
         raise BadInput(f"Python's module {name} is missing: {how}") from None
+
+
+def output_of(command, **more):
+    """what a command prints; an error has the end of it"""
+    p = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", **more)
+    if p.returncode != 0:
+        said = p.stdout[-1000:] + p.stderr[-2000:]
+        raise BadInput(f"{shlex.join(command)}: exit code {p.returncode}\n{said.strip()}")
+    return p.stdout
 
 
 def encodings(text):

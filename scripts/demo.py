@@ -17,7 +17,7 @@ import subprocess
 import sys
 
 import runqueue
-from console import BadInput, parser, read_log, run, weights_sha256
+from console import BadInput, output_of, parser, read_log, run, weights_sha256
 
 ROOT = runqueue.ROOT
 LENGTHS = [64, 128, 256, 512, 1024, 2048]
@@ -100,9 +100,7 @@ def main(argv):
     trainer = "train_bert" if kind == "bert" else "train_gpt2"
     out = "build/demo" if kind == "gpt2" else f"build/demo_{kind}"
     print(f"building ./{trainer} (half a minute)", flush=True)
-    made = subprocess.run(["make", trainer], capture_output=True, text=True, errors="replace")
-    if made.returncode != 0:
-        raise BadInput(f"make {trainer} failed:\n{made.stdout[-2000:]}{made.stderr[-2000:]}")
+    output_of(["make", trainer])
     shutil.rmtree(out, ignore_errors=True)
     if kind == "tasks":
         return subprocess.run([sys.executable, "scripts/tasks.py", "--out", out, "--pos", "cable,t5,rope", "--tasks",

@@ -28,7 +28,6 @@ import itertools
 import os
 import shlex
 import statistics
-import subprocess
 import sys
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
@@ -93,12 +92,8 @@ def results(args, jobs):
 
 def prepare(args, names):
     """the files of the tasks, written once"""
-    r = subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", args.data, "--tasks",
-                        ",".join(names), "--length", str(args.length), "--examples", str(args.examples),
-                        "--test_examples", str(TEST_EXAMPLES)],
-                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    if r.returncode != 0:
-        raise BadInput(r.stdout.strip())
+    generators.main(["--out", args.data, "--tasks", ",".join(names), "--length", str(args.length), "--examples",
+                     str(args.examples), "--test_examples", str(TEST_EXAMPLES)])
 
 
 # The table and the figure ---------------------------------------------------------------------------------------------

@@ -21,7 +21,6 @@ import json
 import os
 import re
 import struct
-import subprocess
 import sys
 import tempfile
 import types
@@ -239,12 +238,9 @@ def export(source, out):
 
 def loss_of_trainer(source, text, length, count):
     with tempfile.TemporaryDirectory() as out:
-        run = subprocess.run([TRAINER, "--load", source, "--val_files", text, "--eval_lengths", str(length),
-                              "--eval_tokens", str(count), "--out", out], capture_output=True, text=True)
-        if run.returncode != 0:
-            raise BadInput(f"{TRAINER} ended with exit code {run.returncode}: {run.stderr.strip()}")
-        with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
-            return next(r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation")
+        console.output_of([TRAINER, "--load", source, "--val_files", text, "--eval_lengths", str(length),
+                           "--eval_tokens", str(count), "--out", out])
+        return console.read_log(out, "extrapolation")[0]["loss"]
 
 
 def check_losses(source, out, text):

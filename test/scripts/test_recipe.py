@@ -16,7 +16,7 @@ def page(mark, *lines):
 class Recipe(Folder):
     def setUp(self):
         super().setUp()
-        self.recipe = recipe.Recipe(self.folder, full=False)
+        self.recipe = recipe.Recipe(self.folder)
         self.recipe.say = lambda *line: None
         self.write("rows.h", "one\ntwo\ntwo and a half\n")
 
@@ -60,12 +60,6 @@ class Recipe(Folder):
         self.follow("<!-- run -->", "mkdir run", "echo written >run/log", "cmp README.md build/../README.md")
         self.assertEqual(self.read("run/log"), "written\n")
         self.assertFalse(os.path.islink(self.path("run")))
-
-    def test_full_table(self):
-        for full, wanted in ((False, "make test FEW_POSITIONS=1 A=2\n"), (True, "make test A=2\n")):
-            self.recipe.full = full
-            self.follow("<!-- run -->", "echo make test FEW_POSITIONS=1 A=2 >said")
-            self.assertEqual(self.read("said"), wanted)
 
     def test_launches(self):
         self.write("l.txt", "2 llmc/attention/../gelu.cuh:5\n1 llmc/a.cuh:7\n")
