@@ -59,8 +59,8 @@ import struct
 import sys
 from array import array
 
-from common import (MAGIC, VERSION_ROWS, WIDE_MAGIC, BadInput, Manifest, console, header, locked, natural, read_tokens,
-                    positive, run, say, sha256_of, write_file)
+from common import (MAGIC, VERSION_ROWS, WIDE_MAGIC, BadInput, Manifest, console, header, locked, natural, positive,
+                    read_tokens, run, say, sha256_of, write_file)
 
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256

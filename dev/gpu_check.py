@@ -412,13 +412,13 @@ def killed_rank(visit):
 
 
 def sanitizer(visit):
-    def run(tool):
-        done, options = 0, ["--report-api-errors", "no"] if tool == "memcheck" else []      # some tests provoke them
+    def run(kind):
+        done, options = 0, ["--report-api-errors", "no"] if kind == "memcheck" else []      # some tests provoke them
         for binary in map(path, map("test_".__add__, kernel_tests())):
             names = visit.run([binary, "--list"], 10)[1].split("\n")
             name = next((n for n in names if "a span leaves out exactly" in n), names[0])   # launches real kernels
             try:
-                code, text = visit.run([tool("compute-sanitizer"), "--tool", tool, *options, "--error-exitcode", "9",
+                code, text = visit.run([tool("compute-sanitizer"), "--tool", kind, *options, "--error-exitcode", "9",
                                         binary, name], 20, ())
             except Late:                                # the other tests continue
                 continue
@@ -426,8 +426,8 @@ def sanitizer(visit):
                 raise Failed(f"{name}: exit code {code}\n{text[-2000:]}")
             done += code == 0
         return {"tests without a finding": done}
-    for tool in ("racecheck", "memcheck", "synccheck", "initcheck") if tool("compute-sanitizer") else ():
-        visit.check(tool, run, tool)
+    for kind in ("racecheck", "memcheck", "synccheck", "initcheck") if tool("compute-sanitizer") else ():
+        visit.check(kind, run, kind)
 
 
 STAGES = {"device": (device, 30), "first": (functools.partial(compile_all, "first"), 600), "step": (step, 130),

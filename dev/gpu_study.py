@@ -30,11 +30,11 @@ path = lambda name: os.path.join(WORK, name)
 
 def shards(pattern, count, parts):
     """the first tokens in the shards of this pattern, as so many shards"""
-    ids, kinds = array("H"), set()
+    ids, kind = array("H"), None
     for name in sorted(glob.glob(pattern)):
         found = common.read_tokens(name)
-        kinds.add((found.vocabulary, found.end))
-        if name.endswith(".txt") or found.ids.itemsize != ids.itemsize or len(kinds) > 1:
+        kind = kind or (found.vocabulary, found.end)
+        if name.endswith(".txt") or found.ids.itemsize != ids.itemsize or kind != (found.vocabulary, found.end):
             raise console.BadInput(f"{name}: expected a shard of uint16 tokens, and all of one vocabulary")
         ids.extend(found.ids[:count - len(ids)])
         if len(ids) == count:
@@ -42,8 +42,8 @@ def shards(pattern, count, parts):
     if not ids:
         raise console.BadInput(f"{pattern}: expected shards, got none")
     each = -(-len(ids) // parts)
-    return [common.header(len(part), *kinds.copy().pop()) + part.tobytes()
-            for part in (ids[at:at + each] for at in range(0, len(ids), each))]
+    cut = [ids[at:at + each] for at in range(0, len(ids), each)]
+    return [common.header(len(part), *kind) + part.tobytes() for part in cut]
 
 
 def pack(args):

@@ -43,10 +43,10 @@ def tool(name):
 
 def kernels_of(log):
     """{kernel<arguments>: {arch: {field: the most, where several files compile it or static ones share a name}}}"""
-    tool = shutil.which("c++filt") or shutil.which("cu++filt")
-    if not tool:
+    demangler = shutil.which("c++filt") or shutil.which("cu++filt")
+    if not demangler:
         raise BadInput("no c++filt (it comes with binutils)")
-    text = subprocess.run([tool, "-p"], input=log, stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
+    text = subprocess.run([demangler, "-p"], input=log, stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
     kernels = {}
     for part in text.split("Compiling entry function ")[1:]:
         name, arch = re.match(r"'(?:void )?(.+?)' for '([^']+)'", part).groups()
