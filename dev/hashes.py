@@ -14,7 +14,6 @@ A change that is meant to change bits is committed with the new table. docs/repr
 """
 import concurrent.futures
 import os
-import platform
 import shutil
 import sys
 import time

@@ -46,7 +46,7 @@ def kernels_of(log):
     demangler = shutil.which("c++filt") or shutil.which("cu++filt")
     if not demangler:
         raise BadInput("no c++filt (it comes with binutils)")
-    text = subprocess.run([demangler, "-p"], input=log, stdout=subprocess.PIPE, universal_newlines=True, check=True).stdout
+    text = subprocess.run([demangler, "-p"], input=log, stdout=subprocess.PIPE, text=True, check=True).stdout
     kernels = {}
     for part in text.split("Compiling entry function ")[1:]:
         name, arch = re.match(r"'(?:void )?(.+?)' for '([^']+)'", part).groups()

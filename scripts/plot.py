@@ -22,7 +22,6 @@ import math
 import os
 import re
 import statistics
-import sys
 import zlib
 
 import console
