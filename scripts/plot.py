@@ -405,8 +405,7 @@ def plot_curve(runs):
     length_axis(ax, [2 ** n for n in range(int(math.log2(lengths[-1])) + 1)])
     mark_trained(ax, [T for T in trained if T <= lengths[-1]])
     loss_axis(ax, list(last.values()))
-    ax.set_xlabel("position in the sequence, from 1")
-    ax.set_ylabel("loss (nats per token)")
+    ax.set(xlabel="position in the sequence, from 1", ylabel="loss (nats per token)")
     legend_of_curves(ax, ends.values(), dashes)
     return fig
 
@@ -479,8 +478,7 @@ def plot_passages(runs):
         image = heat_map(ax, shares, 0, 100, "{:.0f}".format)
         ax.set_xticks(range(len(depths)), [f"{d}%" for d in depths])
         ax.set_yticks(range(len(lengths)), [f"{T:,.0f}" for T in lengths])
-        ax.set_xlabel("depth of the passage")
-        ax.set_ylabel("T")
+        ax.set(xlabel="depth of the passage", ylabel="T")
         ax.set_title(literal(f"{kind}, {title_of(run, pos, runs)}"), fontsize=10)
     fig.colorbar(image, ax=axes, shrink=0.85).set_label("right answers (%)")
     return fig
@@ -547,8 +545,7 @@ def plot_bias_grid(data):
         ax = axes[layers.index(m["layer"])][heads.index(m["head"])]
         image = ax.imshow(m["bias"], **colours)
         ax.grid(False)
-        ax.set_xticks([])
-        ax.set_yticks([])
+        ax.set(xticks=[], yticks=[])
         if m["layer"] == layers[0]:
             ax.set_title(f"head {m['head']}", fontsize=8)
         if m["head"] == heads[0]:
@@ -572,16 +569,15 @@ def plot_bias(paths, normalize=False):
         colours.update(cmap="PuOr_r", vmin=-max(-low, high), vmax=max(-low, high))
     fig, ax = figure(7.2, 6)
     ax.grid(False)
-    bar = fig.colorbar(ax.imshow(bias, **colours), shrink=0.85, extend=extend)
-    bar.set_label(f"bias added to the scaled score ({data['unit']})")
+    fig.colorbar(ax.imshow(bias, **colours), shrink=0.85, extend=extend,
+                 label=f"bias added to the scaled score ({data['unit']})")
     if len(tokens) == T and T <= 48:
         shown = [literal(str(t).replace("\n", "↵").replace(" ", "␣").replace("\t", "⇥")) for t in tokens]
         size = 10 if T <= 24 else 7
         ax.set_xticks(range(T), shown, rotation=90, fontsize=size)
         ax.set_yticks(range(T), shown, fontsize=size)
         ax.tick_params(length=0)
-    ax.set_xlabel("key j")
-    ax.set_ylabel("query i")
+    ax.set(xlabel="key j", ylabel="query i")
     ax.set_title(literal(f"{data.get('pos', 'bias')}, layer {data.get('layer', '?')}, head {data.get('head', '?')}"))
     return fig
 

@@ -497,8 +497,7 @@ def draw_curves(curves):
     low, high = min(shown), max(shown)
     margin = 0.05 * (high - low) or 0.05
     ax.set_ylim(low - margin, high + margin)
-    ax.set_xlabel("step" + ("; hollow: validation" if any(c.val for c in curves) else ""))
-    ax.set_ylabel(f"{loss_name(curves)} (nats)")
+    ax.set(xlabel="step" + "; hollow: validation" * any(c.val for c in curves), ylabel=f"{loss_name(curves)} (nats)")
     plot.legend_beside(ax, ends)
     return fig
 
