@@ -49,11 +49,6 @@ def run_trainer(args, checkpoint, T, out):
         raise BadInput(f"{checkpoint}: {said[-1]}")
 
 
-def read_text(path):
-    with open(path, encoding="utf-8") as f:
-        return f.read()
-
-
 class Floats:
     """float32 numbers of a page: compressed without loss, each byte of a number with its like, and then as text"""
 
@@ -118,7 +113,7 @@ def main(argv):
     if tokens[0] != tokens[-1]:
         raise BadInput(f"{' and '.join(args.checkpoint)}: expected the same tokens of {args.text}, got different ones")
     data = {"text": os.path.basename(args.text), "tokens": tokens[0], "models": models}
-    page, script = (read_text(os.path.join(HERE, name)) for name in ("explorer.html", "explorer.js"))
+    page, script = (console.read_bytes(os.path.join(HERE, f"explorer.{of}")).decode() for of in ("html", "js"))
     page = page.replace("/*SCRIPT*/", script).replace("/*DATA*/", json.dumps(data).replace("<", "\\u003c"))
     if len(page.encode()) > LARGEST_PAGE:
         raise too_large(len(page.encode()), T)

@@ -64,7 +64,6 @@ def parse(argv):
     p.add_argument("--out", default="run/study", help="directory of the runs and results [run/study]")
     p.add_argument("--trainer", default="", help="program that trains and evaluates [train_gpt2 of this repository]")
     p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
-    p.add_argument("--verbose", action="store_true", help="show the trainer's output (with --jobs 1)")
     p.add_argument("--dry_run", action="store_true", help="print the commands; run nothing")
     args, rest = p.parse_known_args(argv)
     args.flags = runqueue.flags_of(rest)
@@ -418,7 +417,7 @@ def main(argv):
     except BadInput as e:
         console.say(f"study.py: there will be no figure: {e}")
     check(jobs)
-    code = runqueue.Queue("study.py", jobs.values(), slots, args.verbose).run()
+    code = runqueue.Queue("study.py", jobs.values(), slots).run()
     if code != runqueue.INTERRUPTED:
         write_results(args, jobs)
     return code
