@@ -317,7 +317,7 @@ def read_table(path, columns=None, key=()):
     """The rows of a CSV, {column: text}; lines before them that begin with # are comments. columns: {name: kind} of the
     columns that must be there; a number is a number then, or None where the cell is empty. key: the columns that tell
     the rows apart."""
-    text, columns = read_bytes(path).decode("utf-8", "replace").replace("\0", NO_TEXT), columns or {}
+    text, columns = read_bytes(path).decode("utf-8-sig", "replace").replace("\0", NO_TEXT), columns or {}
     rows, names, seen = [], [], {}
     lines = csv.reader(text.splitlines(keepends=True), strict=True)
 

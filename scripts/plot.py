@@ -586,7 +586,7 @@ def plot_bias(paths, normalize=False):
 # of the last validation; dead heads, their share then), and at which length, 0 where it has none
 STUDY = {"model": console.TEXT, "trained_at": console.POSITIVE, "encoding": console.TEXT, "lr": console.TEXT,
          "seed": console.TEXT, "T": console.COUNT, "what": console.TEXT, "positions": console.TEXT,
-         "value": console.NUMBER}
+         "value": ("a number of at least 0", lambda v: v is not None and console.AMOUNT[1](v))}
 
 
 def key_of(row):
@@ -690,7 +690,8 @@ def draw_positions(rows):
 
 
 def of_study(draw):
-    return lambda paths: draw(counted(console.read_table(paths[0], STUDY)))
+    """the rows that count, each once: seeds that stand twice in the file would look alike"""
+    return lambda paths: draw(counted(console.read_table(paths[0], STUDY, STUDY)))
 
 
 FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
@@ -714,7 +715,7 @@ def main(argv):
         raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
     fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
     about = re.match(rb"# (.*)\n", console.read_bytes(first)) if first.endswith(".csv") else None
-    save(fig, out, about[1].decode() if about else "")
+    save(fig, out, about[1].decode("utf-8", "replace") if about else "")
     print(out)
 
 

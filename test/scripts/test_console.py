@@ -155,7 +155,7 @@ class TestConsole(Folder):
                  for kind in re.findall(r'\{"kind", "(\w+)"\}', read_bytes(p).decode())}
         self.assertEqual(kinds | {"retrieval"}, {*console.KINDS})   # those of the trainers and of retrieve.py
         columns = {"name": console.TEXT, "share": console.PERCENT, "of": console.NUMBER}
-        path = self.write("a.csv", "name,share,of,more\n01,1,,x\nb,2.5,-1e3,y\n")
+        path = self.write("a.csv", "\ufeffname,share,of,more\r\n01,1,,x\nb,2.5,-1e3,y\n")          # as Excel writes it
         self.assertEqual(console.read_table(path, columns, ("name",)),
                          [{"name": "01", "share": 1, "of": None, "more": "x"},
                           {"name": "b", "share": 2.5, "of": -1000, "more": "y"}])

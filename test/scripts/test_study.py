@@ -305,6 +305,15 @@ class TestTable(Fake):
                       *(("study", path) for path in glob.glob(os.path.join(ROOT, "dev", "results", "study_*.csv")))):
             self.assertEqual(called(plot.main, *words, "-o", self.path("again.png"))[0], 0, words)
             self.assertIn(b"scripts/study.py --", read_bytes(self.path("again.png")))
+        text = self.read("s", "study.csv")
+        last = text.splitlines()[-1]
+        value = last.split(",")[-2]
+        for row, says in ((last, "got line "), (last.replace(f",{value},", ",,"), "value: expected a number of at"),
+                          (last.replace(f",{value},", ",-1,"), "value: expected a number of at least 0, got -1")):
+            edited = self.write("edited.csv", text + row + "\n")
+            self.assertIn(says, called(plot.main, "study", edited)[2])
+        self.write("edited.csv", text.encode().replace(b"commit", b"\xff", 1))
+        self.assertEqual(called(plot.main, "study", edited)[0], 0)
         self.assertIn("(--positions), got none", called(
             plot.main, "positions", os.path.join(ROOT, "dev", "results", "study_layers.csv"))[2])
 
