@@ -67,6 +67,8 @@ class Stream(io.TextIOWrapper):
 
 def clean_streams():
     for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:                                  # closed, as by `>&-`
+            setattr(sys, name, open(os.devnull, "w"))
         if type(getattr(sys, name)) is io.TextIOWrapper:                # not what a test has put there
             setattr(sys, name, Stream(getattr(sys, name)))
 

@@ -71,6 +71,8 @@ class TestConsole(Folder):
         self.assertEqual(r.stdout, "a\\x1b[2J\tb\\x9b\\r \\u202e ü\n\x1b[K\\udc80\n")
         self.assertTrue(r.stderr.startswith("\\x07\n"))
         self.assertTrue(r.stderr.endswith("ValueError: \\x1b\n"))
+        closed = program("console.run(lambda argv: print('a', file=sys.stderr) or print(sys.stdout.isatty()))")
+        self.assertEqual(subprocess.run(["bash", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, closed]).returncode, 0)
 
     def test_exit_codes(self):
         for raised, code, text in (
