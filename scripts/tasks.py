@@ -39,11 +39,13 @@ import compare                  # noqa: E402
 import console                  # noqa: E402
 import ledger                   # noqa: E402
 import runqueue                 # noqa: E402
-from console import COUNT, BadInput, positive    # noqa: E402
+from console import COUNT, POSITIVE, SHARE, TEXT, BadInput, positive      # noqa: E402
 
 TEST_EXAMPLES = 500
 LEARNED = 0.95
-NUMBERS = "seed", "trained", "length", "T", "examples", "exact", "tokens", "steps"
+# a row of tasks.csv
+COLUMNS = {**dict.fromkeys(("commit", "task", "pos", "loss"), TEXT), **dict.fromkeys(("seed", "exact"), COUNT),
+           **dict.fromkeys(("trained", "length", "T", "examples", "tokens", "steps"), POSITIVE), "accuracy": SHARE}
 
 Case = collections.namedtuple("Case", "task pos seed")
 
@@ -67,7 +69,14 @@ def job_of(args, case):
 def recorded(args):
     """the rows that --results has so far"""
     key = ("task", "pos", "seed", "length", "steps")
-    return ledger.read(args.results, dict.fromkeys(NUMBERS, COUNT), key) if args.results else []
+    rows = ledger.read(args.results, COLUMNS, key) if args.results else []
+    for r in rows:
+        lengths = [m * r["trained"] for m in generators.multiples(r["task"])]
+        if r["exact"] > r["examples"] or r["length"] not in lengths:
+            raise BadInput(f"{args.results}: {', '.join(str(r[name]) for name in key)}: expected at most as many exact "
+                           f"answers as examples, and a length of {', '.join(map(str, lengths))}")
+        r["accuracy"] = f"{r['accuracy']:.4f}"
+    return rows
 
 
 def results(args, jobs):
@@ -253,6 +262,7 @@ def parse(argv):
     if args.results and not args.results.endswith(".csv"):
         raise BadInput(f"--results: expected a name that ends with .csv, got {args.results}")
     args.out, args.results = os.path.abspath(args.out), args.results and os.path.abspath(args.results)
+    args.trainer = os.path.abspath(args.trainer)
     os.chdir(ROOT)
     args.data = os.path.join(args.out, "data")
     return args

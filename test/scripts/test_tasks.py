@@ -399,12 +399,12 @@ class Table(Folder):
         self.out, self.trainer = self.path("o"), self.executable("trainer", FAKE_TRAINER)
         self.write("matplotlib.py", "raise ImportError('hidden')")
 
-    def run_it(self, *args, code=0, figure=False):
+    def run_it(self, *args, code=0, figure=False, **more):
         hidden = {} if figure else {"PYTHONPATH": self.folder}      # matplotlib takes a second
         r = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--trainer", self.trainer,
                             "--out", self.out, "--jobs", "2", "--examples", "20", *args],
                            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
-                           env={**os.environ, **hidden})
+                           env={**os.environ, **hidden}, **more)
         self.assertEqual(r.returncode, code, r.stdout)
         return r.stdout
 
@@ -443,6 +443,15 @@ class Table(Folder):
         self.assertIn("12 cases, 8 of them to run", self.run_it(*few, *more, "--steps", "9"))
         self.assertIn("line 2 again", self.run_it("--results", self.write("r/twice.csv", "\n".join(
             ",".join(r.values()) for r in (dict(zip(rows[0], rows[0])), rows[0], rows[0])) + "\n"), code=2))
+        for name, value, says in (("accuracy", "1.5", "accuracy: expected a number from 0 to 1"),
+                                  ("accuracy", "nan", "accuracy: expected a number from 0 to 1"),
+                                  ("length", "15", "15, 1500: expected at most as many exact answers as examples, and"),
+                                  ("exact", "501", "10, 1500: expected at most as many exact answers as examples, and"),
+                                  ("trained", "0", "trained: expected a positive whole number")):
+            edited = self.write("r/edited.csv", "\n".join(",".join(r.values()) for r in (
+                dict(zip(rows[0], rows[0])), {**rows[0], name: value})) + "\n")
+            self.assertIn(says, self.run_it("--summary", "--results", edited, code=2))
+        self.run_it("--summary", "--trainer", "./trainer", cwd=self.folder)             # not the repository's
         self.assertIn("expected a name that ends with .csv", self.run_it("--results", self.path("r"), code=2))
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
         self.assertIn("| encoding | fflm | fflm_dense | fflm_sparse |\n", mixtures)
