@@ -24,7 +24,8 @@ def read(path):
 
 
 def traced(command, path, step, *tensor):
-    """runs the command; returns the lines of its trace. It is stopped after `step`, if that is not 0. tensor: a kernel
+    """runs the command; returns the lines of its trace. It is stopped after `step`; if that is 0, it runs to its end,
+    and the last line has its exit code. tensor: a kernel
     of that step, and the tensor whose contents after it go to path.bin"""
     where = ":".join(map(str, (path, step, *tensor)))
     if os.path.exists(path):
@@ -41,7 +42,8 @@ def traced(command, path, step, *tensor):
     lines = read(path).splitlines()
     if not any(line.startswith("step ") for line in lines):
         raise BadInput(f"{shlex.join(command)}: trained no step:\n{read(path + '.log')[-1000:]}")
-    return [line.split(" ") for line in lines]
+    ended = [f"ended {process.returncode}"] * (step == 0)
+    return [line.split(" ") for line in lines + ended]
 
 
 def kernels_of(trace):
@@ -82,10 +84,15 @@ def part(commands, directory):
     """a sentence that says where they part, None if they do not"""
     paths = [os.path.join(directory, name) for name in "AB"]
     say("1. the step")
-    steps = [[line for line in traced(c, p, 0) if line[0] == "step"] for c, p in zip(commands, paths)]
+    traces = [traced(c, p, 0) for c, p in zip(commands, paths)]
+    steps = [[line for line in trace if line[0] == "step"] for trace in traces]
     common = min(map(len, steps))
     step = next((int(a[1]) for a, b in zip(*steps) if a != b), None)
     if step is None:
+        for command, trace in zip(commands, traces):
+            if trace[-1] != ["ended", "0"]:
+                raise BadInput(f"the same bits in {common} steps, but {shlex.join(command)} ended with exit code "
+                               f"{trace[-1][1]}")
         print(f"the same bits in {common} steps" + ("" if len(steps[0]) == len(steps[1]) else
                                                    f"; A trained {len(steps[0])} steps, B {len(steps[1])}"))
         return None
@@ -109,11 +116,11 @@ def part(commands, directory):
 
 def main(argv):
     p = parser(__doc__)
-    p.add_argument("A")
-    p.add_argument("B")
+    p.add_argument("A", type=shlex.split)
+    p.add_argument("B", type=shlex.split)
     args = p.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="cable_part") as directory:
-        found = part([shlex.split(args.A), shlex.split(args.B)], directory)
+        found = part([args.A, args.B], directory)
     if found is not None:
         print("first difference: " + found)
     return 0 if found is None else 1

@@ -66,6 +66,9 @@ class TestPart(Folder):
                          "before step 1, qkvw[0]: 3,328 and 3,072 elements")
         with self.assertRaisesRegex(console.BadInput, "trained no step"):
             self.parted(CABLE, [*CABLE, "--no_such_flag"])
+        fails = ["sh", "-c", shlex.join(CABLE) + "; exit 3"]
+        with self.assertRaisesRegex(console.BadInput, f"same bits in {STEPS} steps, but .* ended with exit code 3"):
+            self.parted(CABLE, fails)
         with contextlib.redirect_stdout(io.StringIO()) as said:
             code = part.main([shlex.join(CABLE), shlex.join([*CABLE, "--seed", "7"])])
         self.assertEqual((code, said.getvalue()[:32]), (1, "first difference: before step 1,"))
