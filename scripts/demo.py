@@ -32,7 +32,7 @@ STEPS = {"gpt2": 400, "bert": 600, "tasks": 1200}
 
 def published(kind):
     """{encoding: the first 12 digits of its weights' SHA-256}, from the table in the documentation"""
-    with open(os.path.join(ROOT, PUBLISHED[kind])) as f:
+    with open(os.path.join(ROOT, PUBLISHED[kind]), encoding="utf-8") as f:
         return dict(re.findall(r"^ *(\w+) .* ([0-9a-f]{12})$", f.read(), re.M))
 
 

@@ -439,7 +439,7 @@ class Queue:
             os.replace(os.path.join(command.out, "log.jsonl"), os.path.join(command.out, "log.jsonl.old"))
         tail, process = collections.deque(maxlen=8), None
         try:
-            with open(log, "a") as f:
+            with open(log, "a", encoding="utf-8") as f:
                 process = self.start(words, command, label, environment)
                 for text in process.stdout if process else ():
                     f.write(text)
@@ -481,7 +481,7 @@ class Queue:
                 self.progress.say(f"{label}: {command.title}")
             try:
                 process = subprocess.Popen(words, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                                           stderr=subprocess.STDOUT, text=True, errors="replace",
+                                           stderr=subprocess.STDOUT, encoding="utf-8", errors="replace",
                                            env={**os.environ, **environment}, **console.OWN_GROUP)
             except OSError as e:
                 hint = "; build it with make" if os.path.basename(words[0]).startswith("train_") else ""

@@ -561,6 +561,15 @@ class TestQueue(Fake):
         code = called(lambda argv: runqueue.Queue("test", [runqueue.Job("one", "", [command])], [{}]).run())[0]
         self.assertEqual((code, self.read("said")), (0, f"{os.getsid(0)} True"))
 
+    def test_a_log_has_what_the_locale_cannot_write(self):
+        said = self.write("says", "echo \u00fc\n")
+        code = (f"import sys; sys.path.insert(0, {SCRIPTS!r}); from runqueue import Command, Job, Queue\n"
+                f"Queue('q', [Job('one', '', [Command('x', 'sh {said}', {{}}, 'o', 'o/x.done', 1)])], [{{}}]).run()")
+        r = subprocess.run([sys.executable, "-c", code], cwd=self.folder, capture_output=True, text=True, env={
+            **os.environ, "LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"})
+        self.assertIn("done: 1 of 1 runs", r.stdout, r.stderr)
+        self.assertEqual(read(self.path("o", "output.log")), "\u00fc\n")
+
     def test_ctrl_c_and_resume(self):
         ways = (lambda p: os.killpg(p.pid, signal.SIGINT), lambda p: p.send_signal(signal.SIGTERM),
                 lambda p: p.send_signal(signal.SIGHUP))
