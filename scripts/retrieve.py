@@ -25,10 +25,10 @@ DEPTH = 100                                             # documents that are fou
 MEASURES = {"ndcg@10": "ndcg_cut_10", "recall@10": "recall_10", "recall@100": "recall_100", "mrr": "recip_rank"}
 
 
-def lines_of(path):
+def lines_of(path, encoding="utf-8"):
     with console.open_regular(path) as f:
         try:
-            text = f.read().decode("utf-8")
+            text = f.read().decode(encoding)
         except ValueError as e:
             raise BadInput(f"{path}: expected UTF-8 ({e})") from None
     return text.removesuffix("\n").split("\n") if text else []
@@ -37,7 +37,7 @@ def lines_of(path):
 def read_qrels(path):
     """{query: {document: grade}}"""
     qrels, names = {}, "query 0 document grade"
-    for n, fields in enumerate(map(str.split, lines_of(path)), 1):
+    for n, fields in enumerate(map(str.split, lines_of(path, "utf-8-sig")), 1):
         if n == 1 and fields == ["query-id", "corpus-id", "score"]:         # BEIR's
             names = "query document grade"
             continue

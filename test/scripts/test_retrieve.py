@@ -83,7 +83,7 @@ class TestRetrieve(Folder):
         beir = self.write("beir.tsv", "".join(f"{q}\t{d}\t{grade}\n" for q, _, d, grade in
                                               [("query-id", "", "corpus-id", "score"), *rows]))
         self.assertEqual(retrieve.read_qrels(beir), retrieve.read_qrels(qrels))
-        odd = self.write("odd.tsv", "q1 Q0 d1 1\r\nq1\t0\td2\t-1\n  q2 x  d1   +2")
+        odd = self.write("odd.tsv", "\ufeffq1 Q0 d1 1\r\nq1\t0\td2\t-1\n  q2 x  d1   +2")
         self.assertEqual(retrieve.read_qrels(odd), {"q1": {"d1": 1, "d2": -1}, "q2": {"d1": 2}})
 
     def refused(self, *files, says):
