@@ -208,7 +208,10 @@ def read_tokens(path):
             raise BadInput(f"{path}: expected {count:,} tokens, as its header says, got {len(ids):,} bytes")
     if (vocabulary, end) == (0, 0):             # as llm.c writes them
         vocabulary, end = (128256, 128000) if wide else (50257, 50256)
-    return Tokens(path, memoryview(ids).cast("I" if wide else "H"), vocabulary, end)
+    ids = memoryview(ids).cast("I" if wide else "H")
+    if (largest := max(end, max(ids, default=0))) >= vocabulary:
+        raise BadInput(f"{path}: expected ids below {vocabulary}, the vocabulary, got {largest}")
+    return Tokens(path, ids, vocabulary, end)
 
 
 class ShardWriter:

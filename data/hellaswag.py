@@ -28,7 +28,7 @@ MARK, ENDINGS = 65535, 4
 def usable(record):
     """whether a record has a context, four endings and the number of the right one"""
     try:
-        label = int(record["label"])
+        label = int(str(record["label"]))               # "2" or 2, and not 2.7 or true
         endings = record["endings"]
         return (isinstance(record["ctx"], str) and record["ctx"].strip() and isinstance(endings, list)
                 and len(endings) == ENDINGS and all(isinstance(e, str) for e in endings) and 0 <= label < ENDINGS)

@@ -19,7 +19,7 @@ import re
 import zlib
 from collections import namedtuple
 
-from common import BadInput, brief, need, open_regular, say
+from common import BadInput, brief, console, need, open_regular, say
 
 Piece = namedtuple("Piece", "text first last name", defaults=("",))
 Unit = namedtuple("Unit", "path group weight")      # group: row group, or -1; weight: bytes, for the progress bar
@@ -149,7 +149,11 @@ def files_in(paths, kinds=KINDS, any_kind=False):
         if not os.path.exists(path):
             raise BadInput(f"{path}: no such file or directory")
         if os.path.isdir(path):
-            inside = sorted(os.path.join(d, f) for d, _, names in os.walk(path) for f in names if f[0] != ".")
+            walked = list(os.walk(path, onerror=console.fail))
+            inside = sorted(os.path.join(d, f) for d, _, names in walked for f in names if f[0] != ".")
+            for link in (os.path.join(d, n) for d, below, _ in walked for n in below):
+                if os.path.islink(link):
+                    say(f"{link}: left out, because it is a link to a directory; name it to read it")
             chosen = [f for f in inside if kind_of(f) in kinds]
             found += chosen
             if kinds is KINDS and len(chosen) < len(inside):
@@ -160,6 +164,8 @@ def files_in(paths, kinds=KINDS, any_kind=False):
         else:
             raise BadInput(f"{path}: expected one of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}), got "
                            f"'{kind_of(path)}'" + "; --text reads it as plain text" * (kinds is KINDS))
+    if again := len(found) - len(set(map(os.path.realpath, found))):
+        say(f"{again} of the {len(found)} files {'is' if again == 1 else 'are'} named before, and read once more")
     if not found:
         raise BadInput(f"no file of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}) in {', '.join(paths)}")
     return found

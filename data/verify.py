@@ -12,7 +12,7 @@ import os
 import struct
 
 from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, WIDE_MAGIC,
-                    WIDE_VERSION, BadInput, console, need, open_regular, read_manifest, run, say, sha256_of)
+                    WIDE_VERSION, BadInput, console, natural, need, open_regular, read_manifest, run, say, sha256_of)
 from encoding import VOCABULARIES, encoding_of, make_encoding, tokenizer_json
 
 BLOCK = 1 << 22                                 # tokens checked at once
@@ -76,7 +76,7 @@ def sample(path, vocab, count, tokenizer):
     if header[0] == EVAL_MAGIC:
         ids = ids[6:6 + min(ids[5], count - 6)]
     else:
-        ids = [i % ANSWER[width] for i in ids] if header[1] == VERSION_ROWS else ids[:header[2]]
+        ids = [i % ANSWER[width] if header[1] == VERSION_ROWS else i for i in ids[:header[2]]]
     if header[:2] == (MAGIC, VERSION_ROWS) and vocab == 256:
         return repr(bytes(ids).decode("latin-1"))
     name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
@@ -155,7 +155,7 @@ def main(argv):
     p = console.parser(__doc__)
     p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of shards")
     p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary, to show the sample as text")
-    p.add_argument("--sample", type=int, default=24, help="number of tokens to show; 0 = none [24]")
+    p.add_argument("--sample", type=natural, default=24, help="number of tokens to show; 0 = none [24]")
     args = p.parse_args(argv)
     bad, files = 0, []
     for path in args.paths:

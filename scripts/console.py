@@ -90,6 +90,11 @@ def reason(error):
     return str(error) if isinstance(error, (OSError, BadInput)) else f"{type(error).__name__}: {error}"
 
 
+def fail(error):
+    """for os.walk(onerror), which else leaves a directory out that it cannot read"""
+    raise error
+
+
 def code_of(main, argv):
     """the exit code of main(argv); an error is one line on stderr, which begins with the name of main's file"""
     try:

@@ -150,7 +150,7 @@ def find_runs(directories, damaged=None):
     for top in directories:
         if not os.path.isdir(top):
             raise BadInput(f"{top}: no such directory")
-        for path, below, files in sorted(os.walk(top)):
+        for path, below, files in sorted(os.walk(top, onerror=console.fail)):
             checkpoints = sorted(d for d in below if re.fullmatch(r"step_\d{8,9}", d))
             if os.path.realpath(path) in seen or "log.jsonl" not in files:
                 continue
@@ -292,7 +292,7 @@ def gather(runs):
             silent.append(run)
         same = run._replace(path="")
         if found and same in seen:
-            complain(f"{run.path}: the same as {seen[same]}, with equal settings and seed; left out")
+            complain(f"{run.path}: the same as {seen[same]}, with equal model, data, steps and seed; left out")
             continue
         seen[same] = run.path
         for data, metric, T, value in found:

@@ -585,6 +585,16 @@ class BadFiles(Case):
         self.refused("no documents", self.write("e.txt", b""))
         self.refused("no documents", self.write("e2.txt", b" \n\n "))
         self.assertIn("1 empty", self.report_of(self.path("e2.txt")))
+        with mock.patch("os.scandir", side_effect=PermissionError(13, "Permission denied", "x/shut")):
+            self.assertRaises(PermissionError, sources.files_in, [self.folder])
+
+    def test_files_named_twice_and_links_to_directories(self):
+        path = self.write("d/a.txt", "one")
+        os.symlink(self.path("d"), self.path("d", "again"))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(sources.files_in([self.path("d"), path]), [path, path])
+        self.assertIn("d/again: left out, because it is a link to a directory; name it", said.getvalue())
+        self.assertIn("1 of the 2 files is named before, and read once more", said.getvalue())
 
     def report_of(self, path):
         with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(common.BadInput):
@@ -1138,10 +1148,11 @@ class Scripts(Case):
         lines = read(real("hellaswag_val_raw_sample.jsonl")).split(b"\n")[:-1]
         first = json.loads(lines[0])
         broken = [b"no json"] + [json.dumps({**first, **c}).encode() for c in (
-            {"label": 4}, {"label": ""}, {"endings": ["a"]}, {"ctx": 5}, {"endings": [1, 2, 3, 4]}, {"ctx": ""})]
+            {"label": 4}, {"label": ""}, {"label": 2.7}, {"label": True}, {"endings": ["a"]}, {"ctx": 5},
+            {"endings": [1, 2, 3, 4]}, {"ctx": ""})]
         self.write("r/hellaswag_val.jsonl", b"\n".join(lines + broken))
         said = self.prepare("hellaswag", "p", "--local", self.path("r"))
-        self.assertIn("7 records without text skipped", said)
+        self.assertIn("9 records without text skipped", said)
         self.assertIn(" 100 examples (the validation split has 10,042)", said)
         self.write("e/hellaswag_val.jsonl", b"\n".join(broken))
         self.assertIn("no example", self.prepare("hellaswag", "q", "--local", self.path("e"), code=2))
@@ -1414,6 +1425,7 @@ class Verify(Case):
         text = self.script("verify", self.path("o"))
         self.assertIn("0 findings", text)
         self.assertNotIn("no checksum", text)
+        self.assertIn("expected at least 0", self.script("verify", "--sample", "-1", self.path("o"), code=2))
 
     def test_every_kind_of_damage(self):
         whole, r = read(self.name), random.Random(5)

@@ -336,6 +336,8 @@ class Passages(Folder):
         self.assertIn("--lengths: expected numbers", refused(text, "--lengths", "1e3"))
         for bad, says in ((b"no shard", "expected a shard"), (struct.pack("<3i", 20240520, 1, 9), "expected 9 tokens")):
             self.assertIn(says, refused(self.write("b.bin", bad.ljust(1030, b"\0"))))
+        bad = struct.pack("<5i", 20240520, 1, 3, 1000, 1).ljust(1024, b"\0") + struct.pack("<3H", 5, 40000, 7)
+        self.assertIn("b.bin: expected ids below 1000, the vocabulary, got 40000", refused(self.write("b.bin", bad)))
 
     @unittest.skipUnless(HAS_TRAINER, "make train_gpt2 first")
     def test_the_trainer_scores_them(self):
