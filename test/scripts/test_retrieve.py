@@ -27,11 +27,12 @@ except ImportError as e:
 
 @unittest.skipIf(MISSING, MISSING)
 class TestRetrieve(Folder):
-    def embeddings(self, name, rows, prefix, ids=None):
+    def embeddings(self, name, rows, prefix, ids=None, pooling="mean"):
         """what train_bert --encode writes"""
         text = "".join(f"{prefix}{i}\n" for i in range(len(rows))).encode()
         data = struct.pack(f"<{sum(map(len, rows))}f", *(x for row in rows for x in row))
-        header = json.dumps({"__metadata__": {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text)}, "embeddings": {
+        made = {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text), "pooling": pooling}
+        header = json.dumps({"__metadata__": made, "embeddings": {
             "dtype": "F32", "shape": [len(rows), len(rows[0])], "data_offsets": [0, len(data)]}}).encode()
         self.write(name + ".ids", (text if ids is None else ids).decode())
         with open(self.path(name + ".safetensors"), "wb") as f:
@@ -69,7 +70,7 @@ class TestRetrieve(Folder):
         for key, value in golden.items():
             self.assertTrue(record[key] == value or abs(record[key] - value) < 1e-12, (key, record[key]))
         self.assertEqual(os.listdir(self.path("o")), ["log.jsonl"])
-        (asked, rows), (names, documents) = map(retrieve.read_embeddings, (queries, corpus))
+        (asked, rows, _), (names, documents, _) = map(retrieve.read_embeddings, (queries, corpus))
         for at_once in 1 << 23, 20 * 17, 1:                     # blocks of documents
             _, found = retrieve.search(retrieve.unit_rows(rows, asked), names, documents, 100, at_once)
             text = "\n".join(" ".join(names[d] for d in row) for row in found)
@@ -110,7 +111,9 @@ class TestRetrieve(Folder):
     def test_damaged_embeddings(self):
         queries, corpus, qrels = self.collection()
         wide = self.embeddings("wide", [[1.0] * 9], "d")
-        self.refused(queries, wide, qrels, says="wide.safetensors: expected 8 channels")
+        self.refused(queries, wide, qrels, says="wide.safetensors: expected 8 channels and pooling mean, as the")
+        cls = self.embeddings("cls", [[1.0] * 8], "d", pooling="cls")
+        self.refused(queries, cls, qrels, says="cls.safetensors: expected 8 channels and pooling mean, as the")
         empty = self.embeddings("empty", [[]], "d")
         self.refused(queries, empty, qrels, says="empty.safetensors: embeddings: expected rows of F32")
         bad = self.embeddings("bad", [[1.0] * 8, [float("nan")] * 8], "d")
