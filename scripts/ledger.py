@@ -3,6 +3,7 @@ import argparse
 import csv
 import fcntl
 import io
+import itertools
 import os
 import re
 import subprocess
@@ -48,9 +49,13 @@ def read(path, columns=None, key=()):
 
 
 def write(path, rows, about=""):
-    """a CSV of these rows, below a comment; a kill at any moment leaves the old file or the new one"""
+    """A CSV of these rows, below a comment, or without one below the comments that the file has. A kill at any moment
+    leaves the old file or the new one"""
     text = io.StringIO()
     text.write(f"# {about}\n" * bool(about))
+    if not about and os.path.exists(path):
+        lines = console.read_bytes(path).decode("utf-8", "surrogateescape").splitlines(keepends=True)
+        text.writelines(itertools.takewhile(lambda line: line.startswith("#"), lines))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

@@ -184,13 +184,16 @@ class TestConsole(Folder):
             self.assertRaisesRegex(argparse.ArgumentTypeError, "expected K/N with K from 1 to N, got " + text,
                                    ledger.part_of, text)
         self.assertEqual(ledger.read(path), [])
+        self.write("rows.csv", "# mine\n# é\nb,a\n")
+        self.assertEqual(ledger.read(path), [])
         ledger.append(path, {"a": 1, "b": 'a "word", é'})
+        self.assertTrue(self.read("rows.csv").startswith("# mine\n# é\na,b\n"))
         ledger.append(path, {"b": "", "a": 2})
         self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
         whole = self.read("rows.csv").encode()
         for last in (b"3", b"3,", b"3,4,5\n", b"\xff\0\n", b'"\n'):         # torn, or damaged
             self.write("rows.csv", whole + last)
-            with self.assertRaisesRegex(console.BadInput, "rows.csv: line 4: expected 2 columns"):
+            with self.assertRaisesRegex(console.BadInput, "rows.csv: line 6: expected 2 columns"):
                 ledger.read(path)
 
 
