@@ -884,6 +884,8 @@ class TestReport(Folder):
             self.assertIn(text, err)
         self.assertNotIn("99.00", out)
         self.assertEqual(len(err.splitlines()), 8, err)
+        with mock.patch("os.scandir", side_effect=PermissionError(13, "Permission denied", "x/shut")):
+            self.assertIn("report.py: x/shut: Permission denied", self.report(code=2)[1])
 
     def test_refusals(self):
         code, _, err = called(report.main, self.path("nowhere"))
