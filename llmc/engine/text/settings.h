@@ -30,7 +30,7 @@ struct AddedToken {
             return t;
         }
         const auto flag = [&](const char* key, bool absent) {
-            return j.contains(key) && !j[key].is_null() ? json_bool(j, key, what) : absent;
+            return j.value(key, Json()).is_null() ? absent : json_bool(j, key, what);
         };
         t.content = json_string(j, "content", what);
         t.special = special || flag("special", false);
@@ -46,6 +46,13 @@ struct AddedToken {
                 {"single_word", false}, {"special", special}};
     }
 };
+
+// The value at "model.dropout" of tokenizer.json, or null
+inline nlohmann::json value_at(const nlohmann::json& whole, std::string key) {
+    std::replace(key.begin(), key.end(), '.', '/');
+    const nlohmann::json::json_pointer at("/" + key);
+    return whole.contains(at) ? whole[at] : nlohmann::json();
+}
 
 // The files beside a vocabulary
 struct Beside {
@@ -65,8 +72,7 @@ struct Beside {
             if (!type.empty()) { break; }
             type_file = dir + name;
             const Json& j = name[0] == 'c' ? model : config;
-            const bool has = j.contains("tokenizer_class") && !j["tokenizer_class"].is_null();
-            if (has) { type = json_string(j, "tokenizer_class", type_file); }
+            if (!j.value("tokenizer_class", Json()).is_null()) { type = json_string(j, "tokenizer_class", type_file); }
         }
         if (type.empty() && of == "gpt2") { type = "GPT2Tokenizer"; }
         if (type.empty() && of == "bert") { type = "BertTokenizer"; }
@@ -92,11 +98,18 @@ struct TextSettings {
 
     static constexpr int MAX_TOKENS = 1 << 20;
 
-    bool operator==(const TextSettings& o) const { return json() == o.json(); }
     Json json() const {
         Json j = {{"folds", bert.folds}, {"chinese", bert.splits_chinese}, {"space", prefix_space}};
         for (const auto& [id, token] : added) { j[std::to_string(id)] = token.json(); }
         return j;
+    }
+    // The special tokens of a class of transformers
+    static Json named(const std::string& type) {
+        const char* end = "<|endoftext|>";
+        if (type == "GPT2Tokenizer") { return {{"bos_token", end}, {"eos_token", end}, {"unk_token", end}}; }
+        if (type != "BertTokenizer") { return Json::object(); }
+        return {{"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
+                {"mask_token", "[MASK]"}};
     }
     bool adds(int id, const std::string& content) const {
         const auto token = added.find(id);
@@ -172,26 +185,26 @@ struct TextSettings {
         const bool any = all && (beside.type == "PreTrainedTokenizer" || beside.type == "TokenizersBackend");
         check(beside.type.empty() || beside.type == own || any, "%s: tokenizer_class: expected \"%s\" for %s, got "
               "\"%s\"", beside.type_file.c_str(), own.c_str(), path.c_str(), printable(beside.type).c_str());
-        const auto setting = [&](const char* key, const char* part, const char* name, bool otherwise) {
-            Json wanted = beside.config.contains(key) ? beside.config[key] : Json(), found;
-            if (all && whole.contains(part) && whole[part].contains(name)) { found = whole[part][name]; }
+        const auto setting = [&](const char* key, const std::string& place, bool otherwise) {
+            Json wanted = beside.config.value(key, Json());
+            const Json found = value_at(whole, place);
             const char* why = wanted.is_null() ? ", transformers' value without this key" : "";
             if (wanted.is_null() && (beside.type == own || found.is_null())) { wanted = otherwise; }
             const bool agree = found.is_null() || wanted.is_null() || found == wanted;
-            check(agree, "%s: %s: expected %s, as %s.%s of %s, got %s%s", what.c_str(), key,
-                  json_excerpt(found).c_str(), part, name, path.c_str(), json_excerpt(wanted).c_str(), why);
+            check(agree, "%s: %s: expected %s, as %s of %s, got %s%s", what.c_str(), key, json_excerpt(found).c_str(),
+                  place.c_str(), path.c_str(), json_excerpt(wanted).c_str(), why);
             const Json& value = found.is_null() ? wanted : found;
-            const std::string at = found.is_null() ? what + ": " + key : path + ": " + part + "." + name;
+            const std::string at = found.is_null() ? what + ": " + key : path + ": " + place;
             check(value.is_boolean(), "%s: expected true or false, got %s", at.c_str(), json_excerpt(value).c_str());
             return value.get<bool>();
         };
         if (!word_piece) {
-            prefix_space = setting("add_prefix_space", "pre_tokenizer", "add_prefix_space", false);
+            prefix_space = setting("add_prefix_space", "pre_tokenizer.add_prefix_space", false);
             return;
         }
-        bert.folds = setting("do_lower_case", "normalizer", "lowercase", true);
-        bert.splits_chinese = setting("tokenize_chinese_chars", "normalizer", "handle_chinese_chars", true);
-        const bool strips = setting("strip_accents", "normalizer", "strip_accents", bert.folds);
+        bert.folds = setting("do_lower_case", "normalizer.lowercase", true);
+        bert.splits_chinese = setting("tokenize_chinese_chars", "normalizer.handle_chinese_chars", true);
+        const bool strips = setting("strip_accents", "normalizer.strip_accents", bert.folds);
         check(strips == bert.folds, "%s: strip_accents: expected %s, as lower case, got %s",
               (all ? path : what).c_str(), Json(bert.folds).dump().c_str(), Json(strips).dump().c_str());
     }
@@ -204,15 +217,6 @@ private:
         bool usual;                             // no file names it; its class does, if the vocabulary has it
     };
     std::vector<Role> roles;
-
-    // The special tokens of a class of transformers
-    static Json named(const std::string& type) {
-        const char* end = "<|endoftext|>";
-        if (type == "GPT2Tokenizer") { return {{"bos_token", end}, {"eos_token", end}, {"unk_token", end}}; }
-        if (type != "BertTokenizer") { return Json::object(); }
-        return {{"unk_token", "[UNK]"}, {"sep_token", "[SEP]"}, {"pad_token", "[PAD]"}, {"cls_token", "[CLS]"},
-                {"mask_token", "[MASK]"}};
-    }
 
     // A later list may change the flags of a token.
     void add(int64_t id, const AddedToken& token, const std::string& what) {
@@ -266,18 +270,13 @@ inline void check_around(const nlohmann::json& whole, const std::string& wanted,
           printable(found).c_str(), printable(type).c_str());
 }
 
-// An error if tokenizer.json needs something that is not computed here. A key that is absent or null means the
-// supported value; an empty key means the part itself.
-struct Setting { const char *part, *key; nlohmann::json value; };
-inline void check_settings(const nlohmann::json& whole, const std::string& path, const std::vector<Setting>& settings) {
-    for (const Setting& s : settings) {
-        const bool itself = *s.key == '\0';
-        const bool has = whole.contains(s.part) &&
-                         (itself || (whole[s.part].is_object() && whole[s.part].contains(s.key)));
-        nlohmann::json found;
-        if (has) { found = itself ? whole[s.part] : whole[s.part][s.key]; }
-        const bool must = strcmp(s.key, "type") == 0;
-        check(found == s.value || (found.is_null() && !must), "%s: %s%s%s: expected %s, got %s", path.c_str(), s.part,
-              itself ? "" : ".", s.key, json_excerpt(s.value).c_str(), json_excerpt(found).c_str());
+// An error if tokenizer.json needs something that is not computed here: {"model.dropout", the value that is}, ... A key
+// that is absent or null means that value, too, unless it is a type.
+using Settings = std::vector<std::pair<std::string, nlohmann::json>>;
+inline void check_settings(const nlohmann::json& whole, const std::string& path, const Settings& settings) {
+    for (const auto& [key, wanted] : settings) {
+        const nlohmann::json found = value_at(whole, key);
+        check(found == wanted || (found.is_null() && !ends_with(key, ".type")), "%s: %s: expected %s, got %s",
+              path.c_str(), key.c_str(), json_excerpt(wanted).c_str(), json_excerpt(found).c_str());
     }
 }

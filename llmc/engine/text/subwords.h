@@ -127,8 +127,20 @@ struct Bpe {
             const size_t length = end - begin - (end > begin && text[end - 1] == '\r');
             const std::string s = text.substr(begin, length);
             if (line == 1 && s.compare(0, 9, "#version:") == 0) { continue; }
-            const std::string where = strprintf("%s: line %d", path.c_str(), line);
-            made[(size_t)load_merge(where, s, id_of)] = true;
+            const char *name = path.c_str(), *shown = s.c_str();
+            const size_t space = s.find(' ');
+            check(space != std::string::npos && space > 0 && space + 1 < s.size(), "%s: line %d: expected two tokens "
+                  "with a space between them, got \"%.80s\"", name, line, shown);
+            std::string left, right;
+            check(unspell(s.substr(0, space), left) && unspell(s.substr(space + 1), right), "%s: line %d, \"%.80s\", "
+                  "is not spelled as byte-level BPE spells", name, line, shown);
+            const auto a = id_of.find(left), b = id_of.find(right);
+            const auto both = id_of.find(left + right);
+            check(a != id_of.end() && b != id_of.end() && both != id_of.end(), "%s: line %d, \"%.80s\", merges tokens "
+                  "that the vocabulary does not have (files of two tokenizers?)", name, line, shown);
+            const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
+            check(added, "%s: line %d, \"%.80s\", appears twice", name, line, shown);
+            made[(size_t)both->second] = true;
         }
         for (size_t id = 0; id < tokens.size(); id++) {
             const std::string& t = tokens[id];
@@ -179,26 +191,6 @@ private:
     const Merge* find(int left, int right) const {
         const auto found = merges.find(key(left, right));
         return found == merges.end() ? nullptr : &found->second;
-    }
-
-    // Adds the merge of one line. Returns the id of the token it makes.
-    int load_merge(const std::string& where, const std::string& line,
-                   const std::unordered_map<std::string, int>& id_of) {
-        const char* name = where.c_str();
-        const char* shown = line.c_str();
-        const size_t space = line.find(' ');
-        check(space != std::string::npos && space > 0 && space + 1 < line.size(),
-              "%s: expected two tokens with a space between them, got \"%.80s\"", name, shown);
-        std::string left, right;
-        check(unspell(line.substr(0, space), left) && unspell(line.substr(space + 1), right),
-              "%s, \"%.80s\", is not spelled as byte-level BPE spells", name, shown);
-        const auto a = id_of.find(left), b = id_of.find(right);
-        const auto both = id_of.find(left + right);
-        check(a != id_of.end() && b != id_of.end() && both != id_of.end(),
-              "%s, \"%.80s\", merges tokens that the vocabulary does not have (files of two tokenizers?)", name, shown);
-        const bool added = add(a->second, b->second, {(int)merges.size(), both->second});
-        check(added, "%s, \"%.80s\", appears twice", name, shown);
-        return both->second;
     }
 };
 

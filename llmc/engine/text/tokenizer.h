@@ -68,7 +68,7 @@ struct Tokenizer {
     }
 
     // Whether every text has the same ids in both
-    bool same(const Tokenizer& o) const { return tokens == o.tokens && settings == o.settings; }
+    bool same(const Tokenizer& o) const { return tokens == o.tokens && settings.json() == o.settings.json(); }
 
     // the vocabulary of models that are trained on bytes
     static Tokenizer bytes() {
@@ -80,6 +80,14 @@ struct Tokenizer {
 
     static constexpr const char* NAMES =
         "vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin";
+    // the files of that kind in a directory
+    static std::vector<std::string> files_in(const std::string& directory) {
+        std::vector<std::string> found;
+        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
+            if (path_exists(directory + "/" + name)) { found.push_back(directory + "/" + name); }
+        }
+        return found;
+    }
 
     // path: one of the files, recognized by its ending, or a directory that holds one of them. The files are read here
     // and never again. What lies beside a file with a name of Hugging Face counts as in transformers: the settings, the
@@ -151,17 +159,11 @@ private:
     // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
     // tokenizer.json beside the other files.
     static std::string find_in(const std::string& directory) {
-        std::string found;
-        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
-            const std::string path = directory + "/" + name;
-            const bool second = !found.empty() && strcmp(name, "tokenizer.json") == 0;
-            if (second || !path_exists(path)) { continue; }
-            check(found.empty(), "%s: expected one tokenizer, got %s and %s (name one of the files)", directory.c_str(),
-                  found.c_str(), path.c_str());
-            found = path;
-        }
+        const std::vector<std::string> found = files_in(directory);
         check(!found.empty(), "%s: expected %s in this directory, got none", directory.c_str(), NAMES);
-        return found;
+        check(found.size() == 1 || ends_with(found[1], "/tokenizer.json"), "%s: expected one tokenizer, got %s and %s "
+              "(name one of the files)", directory.c_str(), found[0].c_str(), found[1].c_str());
+        return found[0];
     }
 
     // Reads the file at `path`, and what lies beside it.
@@ -191,15 +193,12 @@ private:
     // (Bpe::unspell), but for added tokens and byte 0, the special token of a model of bytes; otherwise plain text.
     void load_vocabulary(const nlohmann::json& j, bool spelled) {
         const char* name = path.c_str();
-        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS,
-              "%s: expected an object of 1 to %d tokens, got %s",
-              name, MAX_TOKENS, json_excerpt(j).c_str());
+        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS, "%s: expected an object of 1 to %d "
+              "tokens, got %s", name, MAX_TOKENS, json_excerpt(j).c_str());
         tokens.assign(j.size(), "");
         std::vector<bool> seen(j.size());           // j.size() different ids below j.size(): every one is there
         for (const auto& item : j.items()) {
             const std::string& key = item.key();
-            check(item.value().is_number_integer(), "%s: \"%s\": expected an integer, the id of a token, got %s (not a "
-                  "tokenizer?)", name, printable(key).c_str(), json_excerpt(item.value()).c_str());
             const int id = (int)json_int(j, key, 0, (int64_t)j.size() - 1, path);
             check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
             check(!key.empty(), "%s: token %d is empty", name, id);
@@ -244,10 +243,10 @@ private:
               path.c_str(), printable(type).c_str());
         const nlohmann::json& vocab = json_at(model, "vocab", path);
         if (type == "BPE") {
-            check_settings(j, path, {{"normalizer", "", nullptr}, {"pre_tokenizer", "type", "ByteLevel"},
-                               {"pre_tokenizer", "use_regex", true},
-                               {"model", "dropout", nullptr}, {"model", "ignore_merges", false},
-                               {"model", "continuing_subword_prefix", ""}, {"model", "end_of_word_suffix", ""}});
+            check_settings(j, path, {{"normalizer", nullptr}, {"pre_tokenizer.type", "ByteLevel"},
+                                     {"pre_tokenizer.use_regex", true}, {"model.dropout", nullptr},
+                                     {"model.ignore_merges", false}, {"model.continuing_subword_prefix", ""},
+                                     {"model.end_of_word_suffix", ""}});
             const bool bert = vocab.size() == BYTE_VOCAB && vocab.contains("[MASK]");       // of bytes
             check_around(j, bert ? "[CLS] A [SEP]" : "A", path);
             load_vocabulary(vocab, true);
@@ -261,16 +260,15 @@ private:
             }
             load_merges(path + ": merges", text);
         } else {
-            check_settings(j, path, {{"normalizer", "type", "BertNormalizer"}, {"normalizer", "clean_text", true},
-                               {"pre_tokenizer", "type", "BertPreTokenizer"},
-                               {"model", "continuing_subword_prefix", "##"}, {"model", "unk_token", "[UNK]"},
-                               {"model", "max_input_chars_per_word", WordPieces::MAX_WORD}});
+            check_settings(j, path, {{"normalizer.type", "BertNormalizer"}, {"normalizer.clean_text", true},
+                                     {"pre_tokenizer.type", "BertPreTokenizer"},
+                                     {"model.continuing_subword_prefix", "##"}, {"model.unk_token", "[UNK]"},
+                                     {"model.max_input_chars_per_word", WordPieces::MAX_WORD}});
             check_around(j, "[CLS] A [SEP]", path);
             load_vocabulary(vocab, false);
             std::string text;
             for (const std::string& token : tokens) { text += token + "\n"; }
-            std::vector<std::string> listed;
-            listed.swap(tokens);
+            const std::vector<std::string> listed = std::exchange(tokens, {});
             load_word_pieces(text);
             check(tokens == listed, "%s: a token has a line end in it", path.c_str());
         }
@@ -381,8 +379,7 @@ inline SpecialTokens special_tokens(int vocab) {
     return {vocab, 256, -1, 257, 258, 259};                     // V, pad, unk, cls, sep, mask
 }
 
-// By their names in vocab.txt; if a line appears twice, the last counts, as in the tokenizer. A vocabulary of bytes
-// gets four more ids.
+// By their names in vocab.txt; of two equal lines the last counts, as in the tokenizer. Bytes get four more ids.
 inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
     if (!tokenizer.word_piece && tokenizer.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
     check(tokenizer.word_piece, "%s: expected BERT's vocab.txt, or bytes, for a masked language model, got byte-pair "
