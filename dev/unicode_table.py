@@ -75,9 +75,10 @@ def class_runs():
 
 def fold_runs():
     """the characters that fold to one character, in runs: distance from the start of the run before, length << 2 |
-    step, targets. Step 1 or 2: the run takes every character or every other one, and has the target of the first; the
-    next becomes step more. Step 0: neighbours, with the target of each. Then [character, up to three targets]
-    of those that fold to several; and the last character that folds to anything but itself"""
+    step, targets, each less the target before it. Step 1 or 2: the run takes every character or every other one, and
+    has the target of the first; the next becomes step more. Step 0: neighbours, with the target of each. Then
+    [character, up to three targets] of those that fold to several; and the last character that folds to anything but
+    itself"""
     one, many = {}, {}
     for c in range(LAST + 1):
         if c in SURROGATES or c in HANGUL:
@@ -108,10 +109,11 @@ def fold_runs():
             runs[-1][2] += one[c]
         else:
             runs.append([c, step, [one[d][0] for d in range(c, c + n * max(step, 1), max(step, 1))]])
-    flat, before = [], 0
+    flat, before, target = [], 0, 0
     for first, step, targets in runs:
-        flat += [first - before, len(targets) << 2 | step] + (targets if step == 0 else targets[:1])
-        before = first
+        less = [now - last for last, now in zip([target] + targets, targets)]
+        flat += [first - before, len(targets) << 2 | step] + (less if step == 0 else less[:1])
+        before, target = first, targets[-1]
     long_folds = [v for c in sorted(many) for v in [c] + many[c] + [0] * (3 - len(many[c]))]
     return flat, long_folds, max(max(one), max(many))
 
@@ -161,10 +163,10 @@ print(f"const uint32_t UNICODE_LAST_FOLD = 0x{last_fold:X};       // characters 
 table("Runs of one class, from U+0000 on: length << 3 | class.",
       "const uint32_t UNICODE_CLASS_RUNS[]", class_runs())
 table("Runs of characters that fold to one character. Folding is: decompose canonically, drop Mn, lower the case.\n"
-      "// A run: its distance from the start of the run before; length << 2 | step; targets. Step 1 or 2: the run\n"
-      "// takes every character or every other one, and has the target of the first; the next becomes step more.\n"
-      "// Step 0: neighbours, with the target of each.",
-      "const uint32_t UNICODE_FOLD_RUNS[]", folds)
+      "// A run: its distance from the start of the run before; length << 2 | step; targets, each less the target\n"
+      "// before it. Step 1 or 2: the run takes every character or every other one, and has the target of the first;\n"
+      "// the next becomes step more. Step 0: neighbours, with the target of each.",
+      "const int32_t UNICODE_FOLD_RUNS[]", folds)
 table("Characters that fold to two or three. Four numbers each: the character, and what it becomes (0: no third).",
       "const uint32_t UNICODE_LONG_FOLDS[]", long_folds)
 print("the sum that test/text/test_words.cu expects:", digest(), file=sys.stderr)

@@ -117,15 +117,15 @@ struct UnicodeTables {
         classes.reserve(UNICODE_LAST + 1);
         for (const uint32_t run : UNICODE_CLASS_RUNS) { classes.insert(classes.end(), run >> 3, (uint8_t)(run & 7)); }
         for (uint32_t c = 0; c <= UNICODE_LAST_FOLD; c++) { folds[c] = c; }
-        uint32_t first = 0;
-        for (const uint32_t* run = UNICODE_FOLD_RUNS; run < std::end(UNICODE_FOLD_RUNS);) {
+        int first = 0, target = 0;
+        for (const int32_t* run = UNICODE_FOLD_RUNS; run < std::end(UNICODE_FOLD_RUNS);) {
             first += run[0];
-            const uint32_t length = run[1] >> 2, step = run[1] & 3;
-            const uint32_t* targets = run + 2;
-            for (uint32_t k = 0; k < length; k++) {
-                folds[first + std::max(step, 1u) * k] = step == 0 ? targets[k] : targets[0] + step * k;
+            const int length = run[1] >> 2, step = run[1] & 3;
+            for (int k = 0; k < length; k++) {
+                target += k == 0 || step == 0 ? run[2 + k] : step;
+                folds[(size_t)(first + std::max(step, 1) * k)] = (uint32_t)target;
             }
-            run = targets + (step == 0 ? length : 1);
+            run += 2 + (step == 0 ? length : 1);
         }
         for (uint32_t i = 0; i < sizeof UNICODE_LONG_FOLDS / sizeof(uint32_t); i += 4) {
             folds[UNICODE_LONG_FOLDS[i]] = LONG | i;
