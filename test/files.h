@@ -40,6 +40,21 @@ inline void write_file(const std::string& path, const std::string& bytes) {
     io_close(fd, path);
 }
 
+// A whole tensor of a Safetensors file: as float32, which must have this shape, and of integers
+template <class Tensors>
+void read_f32(const Tensors& file, const std::string& name, float* out, const std::vector<size_t>& shape) {
+    const auto& e = file.entry(name);
+    CHECK(e.shape == shape);
+    file.read_elements(e, out, 0, e.elements);
+}
+template <class Tensors> std::vector<int32_t> read_i32(const Tensors& file, const std::string& name) {
+    const auto& e = file.entry(name);
+    CHECK(e.dtype == "I32");
+    std::vector<int32_t> out(e.elements);
+    file.file.read(out.data(), e.bytes, e.offset);
+    return out;
+}
+
 // Makes an existing file this long; what is new is a hole that takes no disk.
 inline void resize_file(const std::string& path, uint64_t bytes) {
     const bool done = truncate(path.c_str(), (off_t)bytes) == 0;

@@ -3,6 +3,7 @@
 
 #include <set>
 
+#include "test/files.h"
 #include "test/layer.h"
 #include "test/oracle.h"
 
@@ -72,7 +73,7 @@ struct FixtureFile {
     int number(const char* key) const { return (int)json_int(config, key, 1, 1000, "fixture"); }
     std::string position() const { return config.at("position").at("name").get<std::string>(); }
     bool has(const std::string& name) const { return file.find(name) != nullptr; }
-    std::vector<int> ints(const std::string& name) const { return file.read_i32(name); }
+    std::vector<int> ints(const std::string& name) const { return read_i32(file, name); }
     std::vector<float> read(const std::string& name) const { return read(file, name); }
     static std::vector<float> read(const Safetensors& from, const std::string& name) {
         std::vector<float> x(from.entry(name).elements);

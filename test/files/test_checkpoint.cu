@@ -220,11 +220,11 @@ TEST_CASE("checkpoint: is restored bit for bit, except for padding rows") {
     CHECK(file.metadata["format"] == "pt");
     CHECK(file.entries.size() == model.files.size());
     std::vector<float> wte(V * C), attn(C * 3 * C), cable(NH * C), bias(NH);
-    file.read_f32("transformer.wte.weight", wte.data(), {V, C});
+    read_f32(file, "transformer.wte.weight", wte.data(), {V, C});
     CHECK(memcmp(wte.data(), model.at("wte", 0), wte.size() * 4) == 0);
     for (int l = 0; l < L; l++) {
         const std::string h = "transformer.h." + std::to_string(l) + ".attn.";
-        file.read_f32(h + "c_attn.weight", attn.data(), {C, 3 * C});
+        read_f32(file, h + "c_attn.weight", attn.data(), {C, 3 * C});
         int wrong = 0;
         for (int o = 0; o < 3 * C; o++) {
             for (int i = 0; i < C; i++) {
@@ -232,14 +232,14 @@ TEST_CASE("checkpoint: is restored bit for bit, except for padding rows") {
             }
         }
         CHECK(wrong == 0);
-        file.read_f32(h + "cable.s.weight", cable.data(), {NH, C});
+        read_f32(file, h + "cable.s.weight", cable.data(), {NH, C});
         CHECK(memcmp(cable.data(), model.at("qkvw", l) + (3 * C + NH) * C, cable.size() * 4) == 0);
-        file.read_f32(h + "cable.c.bias", bias.data(), {NH});
+        read_f32(file, h + "cable.c.bias", bias.data(), {NH});
         CHECK(memcmp(bias.data(), model.at("qkvb", l) + 3 * C, bias.size() * 4) == 0);
     }
     const Safetensors optimizer(dir + "/optimizer_0.state");
     std::vector<float> flat((size_t)Vp * C);
-    optimizer.read_f32("v.wte", flat.data(), {(size_t)Vp * C});
+    read_f32(optimizer, "v.wte", flat.data(), {(size_t)Vp * C});
     CHECK(memcmp(flat.data(), model.v.data() + model.table.offsets[0], flat.size() * 4) == 0);
     CHECK(optimizer.metadata["start.wte"] == "0");
 }

@@ -357,7 +357,6 @@ void check_safetensors(const std::string& path) {
              "each tensor begins where the one before ends");
         at = e->offset;
         must(&file.entry(e->name) == &*e, "a tensor is found by its name");
-        accepts([&] { must(file.read_i32(e->name).size() == e->elements, "as many elements as the header says"); });
         accepts([&] {
             std::vector<float> x(e->elements);
             file.read_elements(*e, x.data(), 0, x.size());
@@ -377,7 +376,7 @@ void check_safetensors(const std::string& path) {
     const Safetensors again(copy);
     for (size_t i = 0; i < items.size(); i++) {
         std::vector<float> x(values[i].size());
-        again.read_f32(items[i].name, x.data(), items[i].shape);
+        again.read_elements(again.entry(items[i].name), x.data(), 0, x.size());
         must(x.empty() || memcmp(x.data(), values[i].data(), 4 * x.size()) == 0, "writing and reading changes nothing");
     }
 }
@@ -648,7 +647,7 @@ Seeds seeds_hellaswag() {
 const std::vector<std::pair<std::string, std::string>> checkpoint_files = {
     {"model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10)}, {"config.json", "{}"}, {"state.json", "{}"}};
 std::string true_manifest() {
-    std::vector<std::pair<std::string, FileSum>> sums;
+    FileSums sums;
     for (const auto& f : checkpoint_files) { sums.push_back({f.first, {f.second.size(), checksum(f.second)}}); }
     return manifest_text(7, sums);
 }

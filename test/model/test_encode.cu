@@ -45,7 +45,7 @@ void embed_documents(FakeModel& model, FakeActs& acts, const int* ids, const int
 bool holds(const std::string& dir, const Embeddings& e) {
     Safetensors file(dir + "/embeddings.safetensors");
     Embeddings found = e;
-    file.read_f32("embeddings", found.rows.data(), {e.size(), (size_t)e.C});
+    read_f32(file, "embeddings", found.rows.data(), {e.size(), (size_t)e.C});
     std::string names;
     for (const std::string& name : e.names) { names += name + "\n"; }
     return same(found, e) && read_file(dir + "/embeddings.ids") == names &&

@@ -90,7 +90,7 @@ TEST_CASE("logits beyond the trained length are PyTorch's, for every encoding", 
             CHECK(position_max_length(f.gpt2.position) == f.T);
             continue;
         }
-        const std::vector<int> inputs = f.file.read_i32("inputs.long");
+        const std::vector<int> inputs = read_i32(f.file, "inputs.long");
         const int T = (int)f.file.entry("inputs.long").shape[1];
         for (const char* scaling : {"none", "pi", "ntk", "yarn"}) {
             const std::string name = std::string(scaling) == "none" ? "logits.long" : std::string("logits.") + scaling;

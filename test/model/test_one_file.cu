@@ -8,6 +8,7 @@
 #include <map>
 
 #include "test/catch.h"
+#include "test/files.h"
 
 #include "llmc/engine/files/safetensors.h"
 
@@ -46,7 +47,7 @@ double worst_gradient(const Safetensors& f, Model& model, Acts& acts, Transposed
         REQUIRE(values.size() == p->w.size());
         for (size_t i = 0; i < values.size(); i++) { p->w[at(*p, i)] = values[i]; }
     }
-    std::vector<int> inputs = f.read_i32("inputs"), targets = f.read_i32("targets");
+    std::vector<int> inputs = read_i32(f, "inputs"), targets = read_i32(f, "targets");
     const double loss = step(model, acts, inputs, targets);
     const double want = read(f, "loss")[0];
     double worst = std::fabs(loss - want) / (read(f, "error.loss")[0] * want);

@@ -44,7 +44,7 @@ Embeddings read_embeddings(const std::string& dir) {
     e.names = lines_of(read_file(dir + "/embeddings.ids"));
     REQUIRE(e.size() == entry.shape[0]);
     e.rows.resize(entry.elements);
-    file.read_f32("embeddings", e.rows.data(), entry.shape);
+    read_f32(file, "embeddings", e.rows.data(), entry.shape);
     return e;
 }
 

@@ -504,7 +504,7 @@ struct ShardedPlace : Place {
 // Replaces one file of a checkpoint, and the manifest that covers it.
 void rewrite_in_checkpoint(const std::string& dir, int step, const std::string& name, const std::string& text) {
     write_file(dir + "/" + name, text);
-    std::vector<std::pair<std::string, FileSum>> sums;
+    FileSums sums;
     for (const std::string& file : list_directory(dir)) {
         if (file != "manifest.json") { sums.push_back({file, sum_file(dir + "/" + file)}); }
     }
@@ -1245,7 +1245,7 @@ TEST_CASE("run: a gradient longer than --clip is cut to it, exactly, and a short
         for (const SafetensorsEntry& e : file.entries) {
             if (!starts_with(e.name, "m.")) { continue; }
             std::vector<float> m(e.elements);
-            file.read_f32(e.name, m.data(), e.shape);
+            read_f32(file, e.name, m.data(), e.shape);
             for (float x : m) { sum += (double)x * x; }
         }
         return std::sqrt(sum) / (double)(1.0f - 0.9f);
@@ -1863,7 +1863,7 @@ TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is r
     const std::string old = place / "old/step_00000012";
     io_mkdirs(old);
     int step = 0;
-    std::vector<std::pair<std::string, FileSum>> sums;
+    FileSums sums;
     for (const auto& file : read_manifest(dir + "/manifest.json", step)) {
         std::string name = file.first;
         if (name == "tokenizer_config.json" || name == "generation_config.json") { continue; }

@@ -170,8 +170,6 @@ inline void retire_checkpoints(const std::string& out, int step, int keep) {
     check(failure.empty(), "%s", failure.c_str());
 }
 
-using FileSums = std::vector<std::pair<std::string, FileSum>>;
-
 // Writes the checkpoint OUT/step_<step>. Rank 0 calls begin() and publish(); every rank that holds moments calls
 // write_part(). After an error, call undo(): the earlier checkpoints are still there (and the new one too, if only the
 // fsync of its rename failed).
@@ -372,9 +370,9 @@ struct CheckpointReader {
     // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read_parameters(float* data, Slice part) const {
         for (const FileTensor& f : *c.files) {
-            load_view(data, part, file_view(*c.table, f), f.transposed, [&](float* out, size_t first, size_t count) {
-                model.read_elements(model.entry(f.name), out, first, count);
-            }, model.file.path, f.name);
+            const SafetensorsEntry& e = model.entry(f.name);
+            const auto read = [&](float* out, size_t at, size_t count) { model.read_elements(e, out, at, count); };
+            load_view(data, part, file_view(*c.table, f), read, model.file.path, f.name);
         }
     }
     void read_moments() const {

@@ -35,8 +35,7 @@ struct LlmcModel {
     explicit LlmcModel(const std::string& path) : file(path) {
         const char* p = path.c_str();
         int32_t header[256];
-        check(file.size >= sizeof(header),
-              "%s: expected an llm.c model, which has a header of %zu bytes, got %zu bytes", p,
+        check(file.size >= sizeof(header), "%s: expected an llm.c model, which has a header of %zu bytes, got %zu", p,
               sizeof(header), (size_t)file.size);
         file.read(header, sizeof(header), 0);
         check(header[0] == 20240326, "%s: expected magic number 20240326 (a GPT-2 of llm.c), got %d", p, header[0]);
@@ -108,9 +107,10 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // any source
 
+using SafetensorsFiles = std::map<std::string, std::unique_ptr<Safetensors>>;       // by name
 struct WeightSource {
     std::string path;                           // the file that holds the tensors, or the index of several
-    std::vector<std::unique_ptr<Safetensors>> safetensors;      // these, or
+    SafetensorsFiles safetensors;               // these, or
     std::unique_ptr<LlmcModel> bin;             // this
 };
 
@@ -119,14 +119,14 @@ constexpr size_t MAX_SHARDS = 512;              // each is an open file
 
 // The files of a model that is split. Every tensor is in the file that the index names, and in no other:
 // {"metadata": {...}, "weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
-inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& index) {
+inline SafetensorsFiles open_shards(const std::string& index) {
     const char* p = index.c_str();
     const auto j = parse_json<nlohmann::json>(read_file(index, JSON_MAX_BYTES), index);
     const nlohmann::json& map = json_at(j, "weight_map", index);
     check(map.is_object() && !map.empty(), "%s: weight_map: expected an object that names tensors, got %s", p,
           json_excerpt(map).c_str());
     const std::string dir = index.substr(0, index.rfind('/') + 1);
-    std::map<std::string, std::unique_ptr<Safetensors>> files;      // by name
+    SafetensorsFiles files;
     for (const auto& item : map.items()) {
         const std::string name = json_string(map, item.key(), index);
         check(name.find('/') == std::string::npos && ends_with(name, ".safetensors"),
@@ -138,7 +138,6 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
     for (const auto& [name, file] : files) {
         check(path_exists(dir + name), "%s: names %s, which does not exist", p, printable(name).c_str());
     }
-    std::set<std::string> held;                     // the tensors of all files
     for (auto& [name, file] : files) {
         file = std::make_unique<Safetensors>(dir + name);
         for (const SafetensorsEntry& e : file->entries) {
@@ -146,16 +145,14 @@ inline std::vector<std::unique_ptr<Safetensors>> open_shards(const std::string& 
             const std::string listed = where != map.end() ? where->get<std::string>() : "nowhere";
             check(listed == name, "%s: holds %s, which the index %s has in %s", (dir + name).c_str(),
                   printable(e.name).c_str(), p, printable(listed).c_str());
-            held.insert(e.name);
         }
     }
     for (const auto& item : map.items()) {
-        check(held.count(item.key()) > 0, "%s: has no tensor %s, which the index %s has there",
-              (dir + item.value().get<std::string>()).c_str(), printable(item.key()).c_str(), p);
+        const std::string name = item.value().get<std::string>();
+        check(files[name]->find(item.key()) != nullptr, "%s: has no tensor %s, which the index %s has there",
+              (dir + name).c_str(), printable(item.key()).c_str(), p);
     }
-    std::vector<std::unique_ptr<Safetensors>> shards;
-    for (auto& file : files) { shards.push_back(std::move(file.second)); }
-    return shards;
+    return files;
 }
 
 // The source that --load names: the newest good checkpoint if `path` is the --out directory of a run, otherwise `path`.
@@ -191,7 +188,7 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
     }
     // a file is recognized by its name: every other one must be llm.c's
     if (ends_with(s.path, ".safetensors")) {
-        s.safetensors.push_back(std::make_unique<Safetensors>(s.path));
+        s.safetensors[s.path] = std::make_unique<Safetensors>(s.path);
     } else if (ends_with(s.path, ".safetensors.index.json")) {
         s.safetensors = open_shards(s.path);
     } else {
@@ -270,9 +267,9 @@ inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) 
 inline std::vector<SourceTensor> source_tensors(const WeightSource& s) {
     if (s.bin) { return s.bin->tensors(); }
     std::vector<SourceTensor> list;
-    for (const auto& shard : s.safetensors) {
-        for (const SafetensorsEntry& e : shard->entries) {
-            const Safetensors* file = shard.get();
+    for (const auto& item : s.safetensors) {
+        const Safetensors* file = item.second.get();
+        for (const SafetensorsEntry& e : file->entries) {
             const std::string name = strip_prefix(e.name);
             if (is_skipped(name)) { continue; }
             // two tensors whose names differ only by the prefix would overwrite each other
@@ -301,14 +298,14 @@ inline std::string name_list(const std::vector<std::string>& names) {
 // keep their initial values; learned positions of the source are dropped if the model has another encoding. Both are
 // reported on stderr.
 struct WeightReader {
-    const TensorTable& table;
+    struct Found { std::string name; FileView view; ReadElements read; };       // view.transposed: as the source has it
     WeightSource source;
-    std::vector<std::pair<const FileTensor*, SourceTensor>> found;
+    std::vector<Found> found;
     bool complete = true;                           // none is missing
 
     WeightReader(const std::string& path, const TensorTable& table, const std::vector<FileTensor>& files,
                  const std::vector<FileTensor>& optional)
-        : table(table), source(open_weights(path, true)) {
+        : source(open_weights(path, true)) {
         const char* p = source.path.c_str();
         std::vector<SourceTensor> tensors = source_tensors(source);
         std::vector<std::string> kept, missing, unknown;
@@ -323,10 +320,10 @@ struct WeightReader {
                 continue;
             }
             FileView view = file_view(table, f);
-            view.transposed = f.transposed && !t->internal_layout;      // as this source has it
+            view.transposed = f.transposed && !t->internal_layout;
             check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
                   shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
-            found.push_back({&f, *t});
+            found.push_back({f.name, view, t->read});
             tensors.erase(t);                           // the remaining ones are unknown
         }
         check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
@@ -345,10 +342,7 @@ struct WeightReader {
     }
     // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
     void read(float* data, Slice part) const {
-        for (const auto& [f, tensor] : found) {
-            load_view(data, part, file_view(table, *f), f->transposed && !tensor.internal_layout, tensor.read,
-                      source.path, f->name);
-        }
+        for (const Found& f : found) { load_view(data, part, f.view, f.read, source.path, f.name); }
     }
 };
 

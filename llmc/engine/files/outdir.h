@@ -79,9 +79,11 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
 // a checksum in a manifest's form: xxHash3's 64 bits
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
+using FileSums = std::vector<std::pair<std::string, FileSum>>;       // by the files' names
+
 // The manifest's own checksum covers the text before it, and the text must be exactly what this program would write. So
 // no bit of the manifest can change unnoticed either.
-inline std::string manifest_text(int step, const std::vector<std::pair<std::string, FileSum>>& sums) {
+inline std::string manifest_text(int step, const FileSums& sums) {
     Json j = {
         {"format", "cable.c checkpoint"}, {"version", MANIFEST_VERSION}, {"step", step}, {"files", Json::object()}};
     for (const auto& file : sums) {
@@ -93,18 +95,18 @@ inline std::string manifest_text(int step, const std::vector<std::pair<std::stri
 
 // The names, sizes and checksums of the files that a manifest lists, and its step, after the manifest itself is
 // verified.
-inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::string& path, int& step) {
+inline FileSums read_manifest(const std::string& path, int& step) {
     const std::string text = read_file(path, JSON_MAX_BYTES);
     const Json j = parse_json(text, path);
     const int version = (int)json_int(j, "version", 0, INT32_MAX, path);
     check(version == MANIFEST_VERSION, "%s: expected version %d, got %d", path.c_str(), MANIFEST_VERSION, version);
     step = (int)json_int(j, "step", 0, INT32_MAX, path);
     check(j.contains("files") && j["files"].is_object(), "%s: expected an object as \"files\"", path.c_str());
-    std::vector<std::pair<std::string, FileSum>> listed;
+    FileSums listed;
     for (const auto& item : j["files"].items()) {
         // "../../etc/passwd" would be a file that the checkpoint does not own
-        check(item.key().find('/') == std::string::npos, "%s: the file %s is not in the directory",
-              path.c_str(), item.key().c_str());
+        check(item.key().find('/') == std::string::npos, "%s: the file %s is not in the directory", path.c_str(),
+              item.key().c_str());
         const std::string sum = json_string(item.value(), "checksum", path);
         const uint64_t bytes = (uint64_t)json_int(item.value(), "bytes", 0, INT64_MAX, path);
         const uint64_t value = sum.size() < 5 ? 0 : strtoull(sum.c_str() + 5, nullptr, 16);     // after "xxh3:"
@@ -120,23 +122,23 @@ inline std::vector<std::pair<std::string, FileSum>> read_manifest(const std::str
 inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool model_alone = false) {
     const std::string path = dir + "/manifest.json";
     int step = 0;
-    const std::vector<std::pair<std::string, FileSum>> listed = read_manifest(path, step);
+    const FileSums listed = read_manifest(path, step);
     // A manifest must describe the step in its directory's name, so that no step is mistaken for another.
     const size_t slash = dir.find_last_not_of('/');
     const int named = step_of_name(dir.substr(0, slash + 1).substr(dir.rfind('/', slash) + 1));
     check(named < 0 || named == step, "%s: expected step %d, as the directory is named, got %d", path.c_str(), named,
           step);
     std::vector<std::string> names;
-    for (const auto& file : listed) {
-        const std::string name = dir + "/" + file.first;
-        names.push_back(file.first);
-        if (model_alone && (file.first == "state.json" || file.first.compare(0, 10, "optimizer_") == 0)) { continue; }
-        const uint64_t size = File(name).size;              // first, as it costs nothing
-        check(size == file.second.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)",
-              name.c_str(), (size_t)file.second.bytes, (size_t)size);
-        const FileSum found = sum_file(name);
-        check(found == file.second, "%s: expected checksum %s, as the manifest says, got %s (damaged?)",
-              name.c_str(), sum_text(file.second.sum).c_str(), sum_text(found.sum).c_str());
+    for (const auto& [name, sum] : listed) {
+        const std::string file = dir + "/" + name;
+        names.push_back(name);
+        if (model_alone && (name == "state.json" || starts_with(name, "optimizer_"))) { continue; }
+        const uint64_t size = File(file).size;              // first, as it costs nothing
+        check(size == sum.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)", file.c_str(),
+              (size_t)sum.bytes, (size_t)size);
+        const FileSum found = sum_file(file);
+        check(found == sum, "%s: expected checksum %s, as the manifest says, got %s (damaged?)", file.c_str(),
+              sum_text(sum.sum).c_str(), sum_text(found.sum).c_str());
     }
     for (const char* must : {"model.safetensors", "config.json", "state.json"}) {
         check(std::find(names.begin(), names.end(), must) != names.end(), "%s: lacks %s", path.c_str(), must);
@@ -213,11 +215,11 @@ inline void clean_output_directory(const std::string& out) {
     // The killed run may have renamed without an fsync. Confirm the rename before the replaced checkpoint is removed.
     io_fsync_directory(out);
     for (const std::string& name : list_directory(out)) {
-        const bool aside = name.compare(0, 10, ".old_step_") == 0;
+        const bool aside = starts_with(name, ".old_step_");
         const std::string published = out + "/" + name.substr(std::min((size_t)5, name.size()));    // without ".old_"
         if (aside && !name_is_taken(published)) {
             io_rename(out + "/" + name, published);
-        } else if (aside || name.compare(0, 10, ".tmp_step_") == 0 || name.compare(0, 12, ".trash_step_") == 0) {
+        } else if (aside || starts_with(name, ".tmp_step_") || starts_with(name, ".trash_step_")) {
             remove_checkpoint_files(out + "/" + name);
         }
     }

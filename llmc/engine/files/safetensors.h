@@ -177,24 +177,9 @@ struct Safetensors {
               count, first, e.elements);
         read_as_float(file, e.dtype, e.offset + first * safetensors_dtype_size(e.dtype), out, count);
     }
-    // out (shape): a whole tensor as float32, which must have this shape
-    void read_f32(const std::string& name, float* out, const Shape& shape) const {
-        const SafetensorsEntry& e = entry(name);
-        check(e.shape == shape, "%s: %s: expected shape %s, got %s", file.path.c_str(), name.c_str(),
-              shape_text(shape).c_str(), shape_text(e.shape).c_str());
-        read_elements(e, out, 0, e.elements);
-    }
-    // a whole tensor of integers
-    std::vector<int32_t> read_i32(const std::string& name) const {
-        const SafetensorsEntry& e = entry(name);
-        check(e.dtype == "I32", "%s: %s: expected I32, got %s", file.path.c_str(), name.c_str(), e.dtype.c_str());
-        std::vector<int32_t> out(e.elements);
-        file.read(out.data(), e.bytes, e.offset);
-        return out;
-    }
 
 private:
-    // One value of the header, {"dtype", "shape", "data_offsets"}; where the tensor lies is checked by check_layout().
+    // One value of the header, {"dtype", "shape", "data_offsets"}; where the tensor lies is checked by read_header().
     SafetensorsEntry read_entry(const std::string& name, const Json& j) const {
         const std::string what = file.path + ": tensor " + name.substr(0, 200);
         const char* w = what.c_str();
@@ -253,31 +238,19 @@ private:
                 check(value.is_string(), "%s: expected strings in __metadata__", path);
             }
         }
-        check_layout(8 + length);
-    }
-
-    // Sorted by offset, each tensor must begin where the one before ends, and the last must end where the file does.
-    void check_layout(uint64_t data_begin) {
-        // 1 no name twice
-        std::vector<std::string> names;
-        for (const SafetensorsEntry& e : entries) { names.push_back(e.name); }
-        std::sort(names.begin(), names.end());
-        const auto twice = std::adjacent_find(names.begin(), names.end());
-        check(twice == names.end(), "%s: tensor %s appears twice", file.path.c_str(), twice->substr(0, 200).c_str());
-        // 2 no gap and no overlap
+        // sorted by offset, each tensor must begin where the one before ends, and the last must end where the file does
         std::stable_sort(entries.begin(), entries.end(), [](const SafetensorsEntry& a, const SafetensorsEntry& b) {
             return a.offset != b.offset ? a.offset < b.offset : a.bytes < b.bytes;      // empty tensors first
         });
-        uint64_t at = 0;
+        uint64_t at = 0, begin = 8 + length;            // in the data; where the data begins
         for (SafetensorsEntry& e : entries) {
             check(e.offset == at, "%s: tensor %s: expected it to begin at byte %zu of the data, where the one before "
-                  "ends, got %zu", file.path.c_str(), e.name.substr(0, 200).c_str(), (size_t)at, (size_t)e.offset);
+                  "ends, got %zu", path, e.name.substr(0, 200).c_str(), (size_t)at, (size_t)e.offset);
             at += e.bytes;
-            e.offset += data_begin;                     // from here on in the file
+            e.offset += begin;                          // from here on in the file
         }
-        // 3 nothing after the last
-        check(at == file.size - data_begin, "%s: expected the %zu bytes of data that the header describes, got %zu",
-              file.path.c_str(), (size_t)at, (size_t)(file.size - data_begin));
+        check(at == file.size - begin, "%s: expected the %zu bytes of data that the header describes, got %zu", path,
+              (size_t)at, (size_t)(file.size - begin));
     }
 };
 

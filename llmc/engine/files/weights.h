@@ -48,13 +48,12 @@ constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass throug
 // out (count): elements first .. first + count - 1 of a tensor, in the order of the file
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
-// Fills the view from a tensor of a file, through read(), if data (part) holds it. transposed: the file has the matrix
-// as (cols,rows), so the whole matrix must be in host memory at once. path, name: of the tensor, for messages. Weights
-// that are not finite have no use.
-inline void load_view(float* data, Slice part, FileView view, bool transposed, const ReadElements& read,
-                      const std::string& path, const std::string& name) {
+// Fills the view from a tensor of a file, through read(), if data (part) holds it. A matrix that is transposed must be
+// in host memory as a whole. path, name: of the tensor, for messages. Weights that are not finite have no use.
+inline void load_view(float* data, Slice part, const FileView& view, const ReadElements& read, const std::string& path,
+                      const std::string& name) {
     if (view.offset < part.begin || view.offset >= part.end) { return; }
-    view.offset -= part.begin;
+    const bool transposed = view.transposed;
     const size_t block = transposed ? view.size() : std::min(view.size(), COPY_BLOCK);
     std::vector<float> host(block);                         // in the file's order
     std::vector<float> turned(transposed ? block : 0);      // in the device's order
@@ -68,7 +67,7 @@ inline void load_view(float* data, Slice part, FileView view, bool transposed, c
         }
         if (transposed) { transpose_matrix(turned.data(), host.data(), view.cols, view.rows); }     // (cols,rows) in
         const float* from = transposed ? turned.data() : host.data();
-        copy_to_device(data + view.offset + at, from, n * sizeof(float), Stream(0));
+        copy_to_device(data + (view.offset - part.begin) + at, from, n * sizeof(float), Stream(0));
     }
 }
 
