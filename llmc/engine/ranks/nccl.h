@@ -6,21 +6,6 @@
 
 #include "../../base/device.h"
 
-constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
-
-#if !defined(USE_NCCL)
-#include "wire.h"
-
-constexpr bool HAS_NCCL = false;
-inline std::string nccl_version() { return ""; }
-inline uint64_t nccl_place(uint64_t) { return 0; }
-inline std::string nccl_id() { return ""; }
-inline void nccl_start(const std::string&) {}
-inline void nccl_abort() {}
-inline void nccl_stop() {}
-inline void nccl_wait(const Event&, bool, const char*) {}
-inline void nccl_exchange(const Messages&, const Messages&, const char*, Stream) {}
-#else
 #include <nccl.h>               // first: while wire.h naps, the emulator's streams continue
 #include "wire.h"
 
@@ -120,4 +105,3 @@ inline void nccl_exchange(const Messages& sends, const Messages& receives, const
     nccl_check(ncclGroupEnd(), what);
     nccl_settle(what);
 }
-#endif
