@@ -25,8 +25,8 @@
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/adamw.cuh"                           // the update
 #include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
-#include "llmc/engine/run/plan.h"                   // the batches and the memory that it takes
-#include "llmc/engine/run/banner.h"                 // --help, and what a run prints at its start
+#include "llmc/engine/run/program.h"                // its signals, errors and exit code
+#include "llmc/engine/run/plan.h"                   // its batches and memory; --help, and the banner
 #include "llmc/lab/use_bert.h"                      // the work of a trained model, and contrastive training
 
 // ----------------------------------------------------------------------------------------------------------

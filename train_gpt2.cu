@@ -23,8 +23,8 @@
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/adamw.cuh"                           // the update
 #include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
-#include "llmc/engine/run/plan.h"                   // the batches and the memory that it takes
-#include "llmc/engine/run/banner.h"                 // --help, and what a run prints at its start
+#include "llmc/engine/run/program.h"                // its signals, errors and exit code
+#include "llmc/engine/run/plan.h"                   // its batches and memory; --help, and the banner
 #include "llmc/lab/use_gpt2.h"                      // the work of a trained model: evaluation, samples, HellaSwag
 
 // ----------------------------------------------------------------------------------------------------------
@@ -238,14 +238,10 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
         matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
         // 6 normalize again
         layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
-        // 7 the MLP widens                                                                         (B,T,4C)
-        // 8 its nonlinearity, in one call with 7 where nothing is recomputed: --recompute applies it to step 7's
-        // rounded result, and would not repeat the bits
-        const Matrix<floatX> ln2 = view(a.ln2(l), N, C), fcw = view(p.fcw(l), 4 * C, C);
-        if (!a.fchgelu.saved() || !matmul_gelu_forward(a.fchgelu(l), a.fch(l), ln2, fcw, p.fcb(l), s)) {
-            matmul_forward(a.fch(l), ln2, fcw, p.fcb(l), nullptr, s);
-            gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
-        }
+        // 7 the MLP widens, and 8 its nonlinearity. They are one call only where nothing is recomputed: --recompute
+        // applies 8 to the rounded result of 7, and would not repeat the bits                      (B,T,4C)
+        matmul_gelu_forward(a.fchgelu(l), a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l),
+                            a.fchgelu.saved(), s);
         // 9 the MLP narrows, and adds to the residual stream                                       (B,T,C)
         matmul_forward(a.residual3(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l),
                        a.residual2(l), s);

@@ -8,6 +8,7 @@
 #pragma once
 
 #include "base/matrix.cuh"
+#include "gelu.cuh"
 
 // Bytes of the device, in addition to the arrays: scratch memory that cuBLASLt may use for split sums. A product of xl
 // splits into parts of 100 MB.
@@ -26,11 +27,12 @@ void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch,
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: as above
 void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
             const floatX* residual, Stream stream, int row = 0);
-// A product and GPT-2's GELU in one call of cuBLASLt, if STEP_EPILOGUES has it; else they return false, and do nothing.
-// pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre)
+// pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre), GPT-2's. fuse: in one call of cuBLASLt if
+// STEP_EPILOGUES has it, whose GELU is of the float32 sums; returns whether it was
 bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
-                         const floatX* bias, Stream stream);
-// dpre (N,C) = dout (N,OC) weight (OC,C) times GELU's slope at pre (N,C)
+                         const floatX* bias, bool fuse, Stream stream);
+// dpre (N,C) = dout (N,OC) weight (OC,C) times GELU's slope at pre (N,C), if STEP_EPILOGUES has it; else returns false,
+// and does nothing
 bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
                           const Matrix<const floatX>& weight, Stream stream);
 // sum (M,N) += A (M,K) B (K,N)
@@ -217,9 +219,12 @@ LAUNCHER void matmul_backward(floatX* dinp, float* dweight, float* dbias, float*
 }
 
 LAUNCHER bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp,
-                                  const Matrix<const floatX>& weight, const floatX* bias, Stream stream) {
+                                  const Matrix<const floatX>& weight, const floatX* bias, bool fuse, Stream stream) {
     const MatmulArgs p = {out, nullptr, weight.rows, inp, transposed(weight), bias, nullptr, 0, 0};
-    return matmul_with(Epilogue::Gelu, 2, pre, p, stream);
+    if (fuse && matmul_with(Epilogue::Gelu, 2, pre, p, stream)) { return true; }
+    matmul_forward(pre, inp, weight, bias, nullptr, stream);
+    gelu_forward(out, pre, (size_t)inp.rows * weight.rows, stream);
+    return false;
 }
 LAUNCHER bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
                                    const Matrix<const floatX>& weight, Stream stream) {

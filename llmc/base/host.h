@@ -71,6 +71,15 @@ struct FlushDenormals {
 static const bool denormals_are_zero = (flush_denormals(), true);
 #endif
 
+// Compiled with -ffast-math, isfinite(NaN) may be true, and no guard works: a program tests this at its start.
+template <class T> bool isfinite_works_for() {
+    volatile T zero = 0; // volatile: computed when the program runs, not when it is compiled
+    const T nan = zero / zero, inf = 1 / zero;
+    const bool sees = !std::isfinite(nan) && !std::isfinite(inf) && !std::isfinite(-inf) && std::isfinite(zero + 1);
+    return sees && std::isnan(nan) && nan != nan;
+}
+inline bool isfinite_works() { return isfinite_works_for<float>() && isfinite_works_for<double>(); }
+
 // ----------------------------------------------------------------------------------------------------------
 // limits: /proc/meminfo and the number of cores are the whole machine's, and the control groups of a process, such as a
 // container's, may allow less

@@ -27,6 +27,9 @@ inline Range a_switch() { return {-INFINITY, INFINITY, false, false}; }
 using Text = std::string;
 using Ints = std::vector<int>;                              // "1,2,3"
 using Names = std::vector<std::string>;
+inline bool is_in(const Names& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // a value as text

@@ -10,7 +10,6 @@
 #include "test/catch.h"
 #include "test/files.h"
 #include "llmc/engine/run/update.h"
-#include "llmc/engine/run/log.h"
 #include "llmc/engine/json.h"
 #include "llmc/base/portable.h"
 #include "llmc/engine/files/safetensors.h"

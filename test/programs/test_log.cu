@@ -3,7 +3,7 @@
 #include <csignal>
 
 #include "test/catch.h"
-#include "llmc/engine/run/log.h"
+#include "llmc/engine/run/update.h"
 
 namespace {
 struct TemporaryDirectory {

@@ -138,7 +138,8 @@ KERNEL_TEST("GELU with its product: of the float32 sums forwards, of their round
     const DeviceArray<floatX> dout(draw(N * C, 303, 1.0)), weight2(draw(C * OC, 304, 1.0));
     DeviceArray<floatX> out(N * OC), pre(N * OC);
     DeviceArray<floatX> dpre(N * OC);
-    const bool whole = matmul_gelu_forward(out.p, pre.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, Stream(0));
+    const bool whole =
+        matmul_gelu_forward(out.p, pre.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, true, Stream(0));
     EXPECT(whole == (sizeof(floatX) == 2), "only bf16 products have epilogues");
     if (!whole) { return; }
     const std::vector<float> x = to_float(inp.host()), w = to_float(weight.host());

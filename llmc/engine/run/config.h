@@ -8,7 +8,7 @@
 #include "../text/dataloader.h"
 #include "../text/tokenizer.h"
 #include "config_json.h"
-#include "flag_parser.h"
+#include "flags.h"
 
 // The notice that a flag replaces what the model of the checkpoint at `path` was trained with; --resume refuses that
 // (check_resumed_options).
@@ -91,11 +91,6 @@ inline PositionConfig parse_layers(const std::string& text, int T_train, int L) 
     return position;
 }
 
-inline TileSkip parse_tile_skip(const std::string& text) {
-    if (text == "off") { return TileSkip::Off; }
-    return text == "exact" ? TileSkip::Exact : TileSkip::Default;
-}
-
 // The command that writes the files of this pattern, "" if no script of data/ does
 inline std::string data_command(const std::string& pattern, Program program) {
     struct Script { const char *directory, *name, *for_bert; };
@@ -171,7 +166,7 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
     }
     const std::string was = position_text(position);
     if (!set_rope_theta(position, o.rope_theta) || path.empty()) { return; }
-    check(!o.resume || may_change(o, "rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
+    check(!o.resume || o.may_change("rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
           "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
     position.other_theta = o.rope_theta;
     say_instead(o, strprintf("--rope_theta %.9g", o.rope_theta), "that of " + was, path);
@@ -271,11 +266,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source, in
     const size_t slash = source.rfind('/');
     std::string dir = source;
     if (!is_directory(source)) { dir = slash == std::string::npos ? "." : source.substr(0, slash); }
-    bool found = false;
-    for (const char* name : {"vocab.json", "encoder.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
-        found = found || path_exists(dir + "/" + name);
-    }
-    if (!found) { return nullptr; }
+    if (Tokenizer::files_in(dir).empty()) { return nullptr; }
     try {
         auto t = std::make_unique<Tokenizer>(Tokenizer::load(dir));
         if (V != 256) { check_fits(*t, t->path, V); }
@@ -293,14 +284,14 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
                                                  int V) {
     const Doing reading("reading the tokenizer");
     std::unique_ptr<Tokenizer> t;
-    if (!flag.empty()) { t = std::make_unique<Tokenizer>(Tokenizer::load(flag)); }
-    if (t != nullptr) {
+    if (!flag.empty()) {
+        t = std::make_unique<Tokenizer>(Tokenizer::load(flag));
         const std::string name = "--tokenizer " + t->path;
         check(!source.empty() || t->vocab_size() == V, "%s: expected the model's %d tokens, got %d", name.c_str(), V,
               t->vocab_size());
         check_fits(*t, name, V);
+        if (!resumed && V != 256) { return t; }
     }
-    if (t != nullptr && !resumed && V != 256) { return t; }
     std::unique_ptr<Tokenizer> stored = stored_tokenizer(source, V);
     for (const Tokenizer* other : {t.get(), stored.get()}) {
         const std::vector<std::string> bytes = Tokenizer::bytes().tokens;
@@ -339,13 +330,10 @@ inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
     for (const auto& [id, token] : t.settings.added) {
         j["added_tokens_decoder"][std::to_string(id)] = token.json();
     }
-    if (!bert) { return j; }
-    const std::pair<const char*, const char*> names[] = {
-        {"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
-        {"mask_token", "[MASK]"}};
-    for (const auto& n : names) {
-        const bool has = std::count(t.tokens.begin(), t.tokens.end(), n.second) > 0;
-        if (t.word_piece ? has : strcmp(n.second, "[UNK]") != 0) { j[n.first] = n.second; }     // bytes need none
+    const Json names = bert ? TextSettings::named("BertTokenizer") : Json::object();
+    for (const auto& n : names.items()) {
+        const bool has = t.word_piece ? is_in(t.tokens, n.value().get<std::string>()) : n.value() != "[UNK]";
+        if (has) { j[n.key()] = n.value(); }                        // bytes need no [UNK]
     }
     return j;
 }

@@ -81,9 +81,6 @@ inline bool has_other_formulas(const PositionConfig& position) {
         return bam || (hooks & (SCALES_Q | ADDS_BIAS | COUNTS_GATES)) == (SCALES_Q | ADDS_BIAS);
     });
 }
-inline void set_version_json(Json& config, const PositionConfig& position) {
-    if (has_other_formulas(position)) { config["encoding_version"] = 2; }
-}
 inline void check_version(const Json& config, const PositionConfig& position, const std::string& path) {
     const bool known = config.contains("encoding_version") && json_int(config, "encoding_version", 2, 2, path) == 2;
     check(known || !has_other_formulas(position), "%s: expected \"encoding_version\": 2, got none: this model was "
@@ -284,36 +281,31 @@ inline void check_rope_theta(const Json& config, const PositionConfig& position,
           what.c_str(), theta, found);
 }
 
-// The entries of config.json for rope in addition to the encoding
-inline void set_rope_json(Json& config, const PositionConfig& position, int T) {
+// The entries of config.json that belong to the encoding, in addition to "position"
+inline void set_position_json(Json& config, const PositionConfig& position, int T) {
     const double theta = rope_theta(position);
     const Json scaling = rope_scaling_json(position, T);
     if (theta > 0) { config["rope_theta"] = theta; }
     if (!scaling.is_null()) { config["rope_scaling"] = scaling; }
+    if (has_other_formulas(position)) { config["encoding_version"] = 2; }
 }
 
 // ----------------------------------------------------------------------------------------------------------
 // the whole
 
-// Sets the token in config.json that ends a text, at which transformers' generate() stops: the tokenizer's, or without
-// one GPT-2's. V: the vocabulary without padding
-inline void set_end_of_text(Json& config, const Tokenizer* tokenizer, int V) {
-    int end = V == 50257 ? 50256 : -1;
-    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
-    for (const char* key : {"bos_token_id", "eos_token_id"}) { config[key] = end >= 0 ? Json(end) : Json(); }
-}
-
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
 template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
                          mask_json(c.position));
-    set_end_of_text(j, tokenizer, c.V);
+    // the token that ends a text, at which transformers' generate() stops: the tokenizer's, or without one GPT-2's
+    int end = c.V == 50257 ? 50256 : -1;
+    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
+    for (const char* key : {"bos_token_id", "eos_token_id"}) { j[key] = end >= 0 ? Json(end) : Json(); }
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";
         j["vocab_used"] = c.V;
     }
-    set_rope_json(j, c.position, c.T);
-    set_version_json(j, c.position);
+    set_position_json(j, c.position, c.T);
     return j;
 }
 
@@ -323,8 +315,7 @@ template <class Config> Json bert_json(const Config& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
                          mask_json(c.position));
     if (!c.pooling.empty()) { j["pooling"] = c.pooling; }
-    set_rope_json(j, c.position, c.T);
-    set_version_json(j, c.position);
+    set_position_json(j, c.position, c.T);
     return j;
 }
 
@@ -332,37 +323,32 @@ template <class Config> Json bert_json(const Config& c) {
 // special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
 // find it in texts with that character.
 inline Json byte_tokenizer_json(bool bert) {
-    Json vocab = Json::object(), added = Json::array(), around;
-    const auto add_special = [&](const std::string& name, int id) {
-        vocab[name] = id;
-        added.push_back({{"id", id}, {"content", name}, {"single_word", false}, {"lstrip", false}, {"rstrip", false},
-                         {"normalized", false}, {"special", true}});
-    };
-    if (!bert) { add_special(std::string(1, '\0'), 0); }
-    for (int b = bert ? 0 : 1; b < 256; b++) { vocab[Bpe::spell(std::string(1, (char)b))] = b; }
-    if (bert) {
-        const SpecialTokens s = special_tokens(BYTE_VOCAB);
-        add_special("[PAD]", s.pad);
-        add_special("[CLS]", s.cls);
-        add_special("[SEP]", s.sep);
-        add_special("[MASK]", s.mask);
-        const auto token = [](const char* name) { return Json{{"SpecialToken", {{"id", name}, {"type_id", 0}}}}; };
-        const auto text = [](const char* name) { return Json{{"Sequence", {{"id", name}, {"type_id", 0}}}}; };
-        const auto ids = [](const char* name, int id) {
-            return Json{{"id", name}, {"ids", Json::array({id})}, {"tokens", Json::array({name})}};
-        };
-        const Json cls = token("[CLS]"), sep = token("[SEP]");
-        around = {{"type", "TemplateProcessing"},
-                  {"single", Json::array({cls, text("A"), sep})},
-                  {"pair", Json::array({cls, text("A"), sep, text("B"), sep})},
-                  {"special_tokens", {{"[CLS]", ids("[CLS]", s.cls)}, {"[SEP]", ids("[SEP]", s.sep)}}}};
+    Json j = parse_json(R"json({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true},
+        "post_processor": {
+            "type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                       {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
+                     {"SpecialToken": {"id": "[SEP]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}},
+                     {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
+            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [257], "tokens": ["[CLS]"]},
+                               "[SEP]": {"id": "[SEP]", "ids": [258], "tokens": ["[SEP]"]}}},
+        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true},
+        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
+                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
+                  "vocab": {}, "merges": []}})json", "tokenizer.json");
+    if (!bert) { j["post_processor"] = nullptr; }
+    Names tokens;                                               // by id
+    for (int b = 0; b < 256; b++) { tokens.push_back(Bpe::spell(std::string(1, (char)b))); }
+    if (bert) { tokens.insert(tokens.end(), {"[PAD]", "[CLS]", "[SEP]", "[MASK]"}); } else { tokens[0] = {'\0'}; }
+    for (int id = 0; id < (int)tokens.size(); id++) {
+        const std::string& token = tokens[(size_t)id];
+        j["model"]["vocab"][token] = id;
+        if (bert ? id < 256 : id > 0) { continue; }
+        j["added_tokens"].push_back({{"id", id}, {"content", token}, {"single_word", false}, {"lstrip", false},
+                                     {"rstrip", false}, {"normalized", false}, {"special", true}});
     }
-    const Json level = {{"type", "ByteLevel"}, {"add_prefix_space", false}, {"trim_offsets", false},
-                        {"use_regex", true}};
-    return {{"version", "1.0"}, {"truncation", nullptr}, {"padding", nullptr}, {"added_tokens", added},
-            {"normalizer", nullptr}, {"pre_tokenizer", level}, {"post_processor", around}, {"decoder", level},
-            {"model", {{"type", "BPE"}, {"dropout", nullptr}, {"unk_token", nullptr},
-                       {"continuing_subword_prefix", nullptr}, {"end_of_word_suffix", nullptr}, {"fuse_unk", false},
-                       {"byte_fallback", false}, {"ignore_merges", false}, {"vocab", vocab},
-                       {"merges", Json::array()}}}};
+    return j;
 }

@@ -1,40 +1,15 @@
-// run/program.h -- the parts of a trainer's program that have nothing to do with training: checks of memory before it
-// is allocated, signals, and the exit codes of errors.
+// run/program.h -- the parts of a trainer's program that have nothing to do with training: signals, the exit codes of
+// errors, and what the binary was built from.
 #pragma once
 
 #include <csignal>
 #include <new>
 
-#include "../../base/tensor.h"
+#include "../../base/device.h"
 #include "../ranks/comm.h"
 #include "../ranks/launch.h"
-#include "flag_parser.h"
-#include "log.h"
+#include "flags.h"
 #include "update.h"
-
-// Refuses a run that cannot fit before anything is allocated. smaller(available): the largest --B that fits, or 0
-template <class Smaller>
-void check_memory(double bytes, double available, const std::string& what, Smaller smaller) {
-    const char* bound = ON_GPU ? "" : host_memory().bound;
-    if (comm().rank == 0) {
-        fprintf(stderr, "memory: %s needed (%s), %s available%s\n", format_bytes(bytes).c_str(), what.c_str(),
-                format_bytes(available).c_str(), bound);
-    }
-    if (bytes <= available) { return; }
-    const int fits = smaller(available);
-    std::string hint = "not even --B 1 would fit; try a smaller --model or --T, or a smaller --total_batch";
-    if (fits >= 1) { hint = strprintf("--B %d would fit", fits); }
-    die(EXIT_OUT_OF_MEMORY, "the run needs %s of memory, but %s are available%s; %s", format_bytes(bytes).c_str(),
-        format_bytes(available).c_str(), bound, hint.c_str());
-}
-
-// The same for the host, which holds the ids and targets of all micro-batches of a step at once
-inline void check_host_memory(double bytes) {
-    const double available = (double)host_memory_available() / comm().local_size;
-    if (bytes <= available) { return; }
-    die(EXIT_OUT_OF_MEMORY, "the tokens of a step need %s of the host's memory, but %s are available; try a smaller "
-        "--total_batch", format_bytes(bytes).c_str(), format_bytes(available).c_str());
-}
 
 // Why the last checkpoint of this run was not saved, or "". The run finishes its other work before it exits with this.
 inline std::string not_saved;
@@ -139,11 +114,6 @@ inline Json config_record(const Options& o, const Json& encoding) {
             {"encoding", encoding}, {"flags", flags}};
 }
 
-// The flags that are needed before the ranks are connected. Errors are reported later, by one of the ranks.
-inline Options flags_of_the_start(int argc, char** argv, Program trainer) {
-    try { return parse_options(argc, argv, trainer); } catch (const Error&) { return Options(trainer); }
-}
-
 // Runs a trainer's main on all ranks and turns what it throws into a message and an exit code.
 template <class Main> int run_on_ranks(Main program, Program trainer, int argc, char** argv) {
     try {
@@ -152,7 +122,8 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         }
         signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
         signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run
-        const Options o = flags_of_the_start(argc, argv, trainer);
+        Options o(trainer);                     // for the start of the ranks; program() reports what is wrong
+        try { o = parse_options(argc, argv, trainer); } catch (const Error&) {}
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         Launch launch = find_launch();

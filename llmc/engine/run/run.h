@@ -6,7 +6,6 @@
 #include "../model.cuh"
 #include "../ranks/gradients.cuh"
 #include "config.h"
-#include "log.h"
 #include "program.h"
 #include "shared_files.h"
 #include "update.h"
@@ -210,7 +209,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
         const Checkpoint c = checkpoint_view(r, p, nullptr, config);
         const CheckpointReader reader(r.resumed, c);
         r.state.from_json(reader.state, o, r.resumed + "/state.json");
-        if (comm().rank == 0) { check_resumed_data(r.record, reader.state, o.allow_change, r.resumed + "/state.json"); }
+        if (comm().rank == 0) { check_resumed_data(o, r.record, reader.state, r.resumed + "/state.json"); }
         const auto fill = [&](float* data, Slice block) { reader.read_parameters(data, block); };
         set_master(p, seed, (int)r.state.updates, fill);
         reader.read_moments();

@@ -1,8 +1,8 @@
-// run/shared_files.h -- the files of a run on several ranks, whose disks may be different: all ranks must read the same
-// data and model, and share --out, where they save a checkpoint together. Otherwise each rank would silently train
-// something else.
+// run/shared_files.h -- what stays the same from a run to the one that resumes it, and from rank to rank. The ranks'
+// disks may be different: all must read the same data and model, and share --out, where they save a checkpoint
+// together. Otherwise each rank would silently train something else.
 //
-// A checkpoint records the data, so that a run is not resumed on different data:
+// A checkpoint records the flags and the data, so that a run is not resumed on different ones:
 //
 // state.json:  "data": {"train_files": [{"file": "shard_000001.bin", "bytes": 200001024, "blocks": "xxh3:..."}, ...],
 //                       "val_files": [...]}
@@ -17,11 +17,11 @@
 #include "../files/checkpoint.h"
 #include "../json.h"
 #include "../ranks/comm.h"
-#include "flag_parser.h"
-#include "log.h"
+#include "flags.h"
+#include "update.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the record of the data
+// from run to run: the record of the data, and the flags
 
 // The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
 inline uint64_t sampled_sum(const File& file) {
@@ -95,8 +95,26 @@ inline std::string data_difference(const Json& was, const Json& is, const std::s
     return "";
 }
 
-// Compares the record with the state.json of the run to be resumed, which `what` names. allowed: --allow_change
-inline void check_resumed_data(const Json& record, const Json& state, const Names& allowed, const std::string& what) {
+// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Call this, and save
+// options, after -1 has been replaced by the number that it stands for: a total batch of B*T changes with B.
+inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
+    // through JSON text, as the saved flags: a path that is not UTF-8 then has U+FFFD in both
+    const Json current = parse_json(json_text(options_json(now)), "flags");
+    const Json defaults = options_json(Options(now.program));
+    check(saved.is_object(), "%s: expected an object of flags", what.c_str());
+    for (const OptionRow& row : option_rows(now.program)) {
+        if (row.on_resume == FREE || now.may_change(row.name)) { continue; }
+        const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
+        const Json& is = current.at(row.name);
+        check(json_words(was) == json_words(is), "--%s %s: the run to be resumed had %s (%s); give that, or "
+              "--allow_change %s", row.name, json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(),
+              row.name);
+    }
+}
+
+// Compares the record with the state.json of the run to be resumed, which `what` names.
+inline void check_resumed_data(const Options& o, const Json& record, const Json& state, const std::string& what) {
     if (!state.contains("data")) { return; }            // written before there was a record
     const Json now = parse_json(json_text(record), "data");
     for (const auto& item : json_at(state, "data", what).items()) {
@@ -104,9 +122,8 @@ inline void check_resumed_data(const Json& record, const Json& state, const Name
         if (!now.contains(flag)) { continue; }          // this run does not read them
         const std::string difference = data_difference(item.value(), now.at(flag), what);
         if (difference.empty()) { continue; }
-        const bool named = std::find(allowed.begin(), allowed.end(), flag) != allowed.end();
         const std::string finding = "--" + flag + ": since " + what + " was written, " + difference;
-        check(named || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
+        check(o.may_change(flag) || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
               flag.c_str());
         say("warning: %s", finding.c_str());
     }
