@@ -79,8 +79,14 @@ def terminal(stream):
     return getattr(stream, "beneath", stream)
 
 
+def show(text, end="\n", file=None):
+    """prints beside the work; a console that is full or gone does not end that"""
+    with contextlib.suppress(OSError):
+        print(text, end=end, file=file or sys.stdout, flush=True)
+
+
 def say(text):
-    print(text, file=sys.stderr, flush=True)
+    show(text, file=sys.stderr)
 
 
 def reason(error):

@@ -8,6 +8,7 @@ does not keep the rest from running; what its command printed last is shown at t
 passed on to the commands as SIGTERM, upon which a trainer saves a checkpoint; the same command continues.
 """
 import collections
+import contextlib
 import functools
 import glob
 import hashlib
@@ -25,7 +26,7 @@ import time
 
 import console
 import ledger
-from console import BadInput, write_whole
+from console import BadInput, say, show, write_whole
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
@@ -291,7 +292,7 @@ class Progress:
 
     def line(self, text, label, command):
         if self.verbose:
-            print(text, end="", flush=True)
+            show(text, end="")
             return
         step = re.match(r"step +(\d+)/(\d+) \| loss +([\d.]+)", text)
         windows = re.match(r"evaluating at T = (\d+): (\d+)%", text)
@@ -318,8 +319,8 @@ class Progress:
         left = (time.time() - self.start) * (self.total - self.done - part) / ran if ran else 0
         eta = f", {duration(left)} left" if ran else ""
         self.clear()
-        print(f"[{100 * (self.done + part) / self.total:3.0f}%{eta}] {what}",
-              end="\n" if stays or not self.terminal else "", flush=True)
+        show(f"[{100 * (self.done + part) / self.total:3.0f}%{eta}] {what}",
+             end="\n" if stays or not self.terminal else "")
 
     def finished(self, label, command, ran):
         self.parts.pop(label, None)
@@ -328,7 +329,8 @@ class Progress:
 
     def clear(self):
         if self.terminal and not self.verbose:
-            print("\r\033[K", end="", flush=True, file=console.terminal(sys.stdout))
+            with contextlib.suppress(OSError):
+                print("\r\033[K", end="", flush=True, file=console.terminal(sys.stdout))
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -378,7 +380,7 @@ class Queue:
             self.progress.clear()
             if self.processes:
                 how = "now" if number == signal.SIGKILL else "with a checkpoint of each; Ctrl-C again ends them now"
-                print(f"{self.name}: stopping {len(self.processes)} runs {how}", file=sys.stderr)
+                say(f"{self.name}: stopping {len(self.processes)} runs {how}")
             self.stopping = True
             for process in self.processes:
                 self.send(process, number)
@@ -406,7 +408,7 @@ class Queue:
     def run_job(self, job, environment):
         begin, ran_any = time.time(), False
         if self.progress.verbose and job.heading:
-            print(f"# {job.label}: {job.heading}", flush=True)
+            show(f"# {job.label}: {job.heading}")
         for command in job.commands:
             with self.lock:
                 turn = self.of_marker[command.marker]
@@ -419,7 +421,7 @@ class Queue:
                     self.interrupted += self.stopping
                     return
             if not ran and self.progress.verbose:
-                print(f"# already done: {command.title} ({command.marker})")
+                show(f"# already done: {command.title} ({command.marker})")
             with self.lock:
                 self.progress.finished(job.label, command, ran)
             ran_any = ran_any or ran
@@ -476,7 +478,7 @@ class Queue:
             if self.stopping:
                 return None
             if self.progress.verbose:
-                print("$ " + shlex.join(words), flush=True)
+                show("$ " + shlex.join(words))
             elif self.progress.due():
                 self.progress.say(f"{label}: {command.title}")
             try:
@@ -509,13 +511,12 @@ class Queue:
         took = duration(time.time() - self.progress.start)
         unfinished = len(self.failures) + self.interrupted + len(self.waiting)
         how = "stopped" if self.stopping else "done"
-        print(f"{how}: {len(self.jobs) - unfinished} of {len(self.jobs)} runs, {took}", flush=True)
+        show(f"{how}: {len(self.jobs) - unfinished} of {len(self.jobs)} runs, {took}")
         for failure in self.failures:
-            print(f"{self.name}: {failure.label}: {failure.what}" + f"; {failure.log} ends with" * bool(failure.log),
-                  file=sys.stderr)
-            print("".join("    " + line for line in failure.tail), end="", file=sys.stderr)
+            say(f"{self.name}: {failure.label}: {failure.what}" + f"; {failure.log} ends with" * bool(failure.log))
+            show("".join("    " + line for line in failure.tail), end="", file=sys.stderr)
         if self.failures or self.stopping:
-            print(f"{self.name}: run the same command again to continue", file=sys.stderr)
+            say(f"{self.name}: run the same command again to continue")
         if self.stopping:
             return INTERRUPTED
         return self.failures[0].code if self.failures else 0

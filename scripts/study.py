@@ -382,7 +382,6 @@ def write_results(args, jobs):
     console.write_whole(path + ".tex", latex(tex, about))
     ledger.write(path + ".csv", rows, about)
     ledger.write(path + "_means.csv", list(means_of(rows)), about)
-    print("\n" + text)
     written = f"{path}.md, {path}.tex, {path}.csv, {path}_means.csv"
     try:
         figures = {path: plot.draw_study}
@@ -395,7 +394,7 @@ def write_results(args, jobs):
                 written += f", {name}{form}"
     except BadInput as e:
         console.say(f"study.py: no figure: {e}")
-    print(f"wrote {written}")
+    print(f"\n{text}\nwrote {written}")
 
 
 def main(argv):

@@ -220,12 +220,12 @@ def report(args, rows, order):
     text = table(shown, order) + "".join(line + "\n" for line in comparisons(shown, args.compare))
     ledger.write(stem + ".csv", rows)
     console.write_whole(stem + ".md", text)
-    print(text)
     try:
         draw(shown, order, stem + ".png")
-        print(f"{stem}.md, {stem}.png")
+        figure = f", {stem}.png"
     except BadInput as e:
-        print(f"{stem}.md; no figure: {e}")
+        figure = f"; no figure: {e}"
+    print(f"{text}\n{stem}.md{figure}")
 
 
 def chosen(names, known, flag, also=lambda name: False):

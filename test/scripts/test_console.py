@@ -90,6 +90,9 @@ class TestConsole(Folder):
         r = subprocess.run(["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, piped],
                            capture_output=True, text=True)
         self.assertEqual((r.returncode, r.stdout, r.stderr), (0, "line\n", ""))
+        works = program("def main(argv):\n    console.say('a')\n    print('done')\nconsole.run(main)")
+        r = subprocess.run(["bash", "-c", '"$0" -c "$1" 2> /dev/full', sys.executable, works], stdout=subprocess.PIPE)
+        self.assertEqual((r.returncode, r.stdout), (0, b"done\n"))
 
     def test_objects(self):
         path = self.path("a.json")

@@ -561,6 +561,16 @@ class TestQueue(Fake):
         code = called(lambda argv: runqueue.Queue("test", [runqueue.Job("one", "", [command])], [{}]).run())[0]
         self.assertEqual((code, self.read("said")), (0, f"{os.getsid(0)} True"))
 
+    def test_a_console_that_is_gone_or_full_ends_no_run(self):
+        for out, where, code in (("a", "| head -1; exit ${PIPESTATUS[0]}", 0), ("b", "> /dev/full", 2)):
+            words = shlex.join(self.command("--encodings", "one", "two", "--out", out))
+            r = subprocess.run(["bash", "-c", f"{words} {where}"], cwd=self.folder, capture_output=True, text=True,
+                               timeout=PATIENCE, env={**ENVIRONMENT, "PYTHONPATH": self.path("no")})
+            self.assertEqual(r.returncode, code, r.stderr)
+            self.assertNotIn("Traceback", r.stderr)
+            self.assertEqual({(row["encoding"], row["seed"]) for row in self.table(out, "study.csv")},
+                             {(pos, seed) for pos in ("one", "two") for seed in "12"})
+
     def test_a_log_has_what_the_locale_cannot_write(self):
         said = self.write("says", "echo \u00fc\n")
         code = (f"import sys; sys.path.insert(0, {SCRIPTS!r}); from runqueue import Command, Job, Queue\n"
