@@ -80,7 +80,7 @@ def terminal(stream):
 
 
 def show(text, end="\n", file=None):
-    """prints beside the work; a console that is full or gone does not end that"""
+    """prints beside the work, which a console that is full or gone does not end"""
     with contextlib.suppress(OSError):
         print(text, end=end, file=file or sys.stdout, flush=True)
 
@@ -97,7 +97,7 @@ def reason(error):
 
 
 def fail(error):
-    """for os.walk(onerror), which else leaves a directory out that it cannot read"""
+    """for os.walk(onerror), which otherwise leaves out a directory that it cannot read"""
     raise error
 
 

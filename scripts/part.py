@@ -25,8 +25,8 @@ def read(path):
 
 def traced(command, path, step, *tensor):
     """runs the command; returns the lines of its trace. It is stopped after `step`; if that is 0, it runs to its end,
-    and the last line has its exit code. tensor: a kernel
-    of that step, and the tensor whose contents after it go to path.bin"""
+    and the last line has its exit code. tensor: a kernel of that step, and the tensor whose contents after it go to
+    path.bin"""
     where = ":".join(map(str, (path, step, *tensor)))
     if os.path.exists(path):
         os.remove(path)                                     # of the run before
