@@ -189,9 +189,12 @@ class CableAttention(EncodedAttention):
             return w.double()[..., None], g
         return None if self.clock is None else self.clock(x, is_token), None
 
-    def attend(self, x, q, k, v, rows, cache, t5):
-        """x (B,T,C), q, k, v (B,NH,T,HS) -> (B,T,C). attn_implementation="cable" (dev/torch/cable_torch.py of cable.c)
-        takes whole sequences without a cache, padding, a window or documents."""
+    def attend(self, x, qkv, rows, cache, t5):
+        """x, and the q, k and v of its heads side by side (B,T,C) -> (B,T,C); t5: the table that the layers share.
+        attn_implementation="cable" (dev/torch/cable_torch.py of cable.c) takes whole sequences without a cache,
+        padding, a window or documents."""
+        q, k, v = (part.unflatten(-1, (self.config.n_head, -1)).transpose(1, 2) for part in qkv)       # (B,NH,T,HS)
+        t5 = self.t5.weight if hasattr(self, "t5") else t5
         whole = cache is None and rows.is_key is None and rows.begin is None and window_of(self.config, self.index) == 0
         known = self.ssmax is None and self.clock is None and not self.rope.stretch
         if getattr(self.config, "_attn_implementation", None) == "cable" and whole and known:
@@ -352,10 +355,7 @@ class CableGPT2Attention(CableAttention):
         self.c_attn, self.c_proj = Conv1D(config.n_embd, 3 * config.n_embd), Conv1D(config.n_embd, config.n_embd)
 
     def forward(self, x, rows, cache, t5):
-        B, T, C = x.shape
-        NH = self.config.n_head
-        q, k, v = (t.view(B, T, NH, C // NH).transpose(1, 2) for t in self.c_attn(x).split(C, dim=2))
-        return self.c_proj(self.attend(x, q, k, v, rows, cache, self.t5.weight if hasattr(self, "t5") else t5))
+        return self.c_proj(self.attend(x, self.c_attn(x).chunk(3, dim=2), rows, cache, t5))
 
 
 class CableBlock(nn.Module):
@@ -477,10 +477,7 @@ class CableSelfAttention(CableAttention):
             setattr(self, name, nn.Linear(config.n_embd, config.n_embd))
 
     def forward(self, x, rows, t5):
-        B, T, C = x.shape
-        NH = self.config.n_head
-        q, k, v = (f(x).view(B, T, NH, C // NH).transpose(1, 2) for f in (self.query, self.key, self.value))
-        return self.attend(x, q, k, v, rows, None, self.t5.weight if hasattr(self, "t5") else t5)
+        return self.attend(x, (self.query(x), self.key(x), self.value(x)), rows, None, t5)
 
 
 class CableBertLayer(nn.Module):
