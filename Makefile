@@ -97,7 +97,7 @@ all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## 
 KERNELS := rows product encodings causal bidirectional heads
 # Each defines the launchers of the headers after emit.h, and sees the declarations of those before it.
 rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
-product := gelu.cuh base/emit.h contrastive.cuh                         # and matmul.cuh
+product := base/matrix.cuh gelu.cuh base/emit.h contrastive.cuh         # and matmul.cuh
 encodings := base/matrix.cuh base/emit.h position/layer.cuh attention/any_bias.cuh
 causal := attention/any_bias.cuh base/emit.h attention/decode.cuh       # and choose.cuh
 bidirectional := attention/any_bias.cuh base/emit.h attention/choose.cuh
