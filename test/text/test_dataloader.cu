@@ -218,6 +218,8 @@ TEST_CASE("shards: truncated, oversized, empty or no file at all", "[data][P8]")
     }
     write_file(dir / "empty.txt", "");
     CHECK(refused(dir / "empty.txt", "empty.txt: the file is empty") == 2);
+    write_file(dir / "utf16.txt", std::string("\xff\xfe" "a\0", 4));
+    CHECK(refused(dir / "utf16.txt", "utf16.txt: expected UTF-8, got UTF-16") == 2);
     CHECK(refused(dir / "nothing_*.bin", "--train_files: no file matches '") == 2);
     CHECK(refused("", "no file matches ''") == 2);
     CHECK(refused(dir.path, "not a regular file") == 2);

@@ -63,6 +63,10 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     // 1 text: each byte is a token
     if (ends_with(path, ".txt")) {
         check(file.size > 0, "%s: the file is empty", name);
+        char mark[2] = {};
+        file.read(mark, file.size > 1 ? 2 : 0, 0);
+        const bool utf16 = memcmp(mark, "\xff\xfe", 2) == 0 || memcmp(mark, "\xfe\xff", 2) == 0;
+        check(!utf16, "%s: expected UTF-8, got UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)", name);
         s.tokens = file.size;
         s.width = 1;
         s.vocab = 256;
