@@ -54,7 +54,7 @@ def write(path, rows, about=""):
     text = io.StringIO()
     text.write(f"# {about}\n" * bool(about))
     if not about and os.path.exists(path):
-        lines = console.read_bytes(path).decode("utf-8", "surrogateescape").splitlines(keepends=True)
+        lines = console.read_bytes(path).decode("utf-8-sig", "surrogateescape").splitlines(keepends=True)
         text.writelines(itertools.takewhile(lambda line: line.startswith("#"), lines))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()

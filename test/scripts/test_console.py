@@ -187,7 +187,7 @@ class TestConsole(Folder):
             self.assertRaisesRegex(argparse.ArgumentTypeError, "expected K/N with K from 1 to N, got " + text,
                                    ledger.part_of, text)
         self.assertEqual(ledger.read(path), [])
-        self.write("rows.csv", "# mine\n# é\nb,a\n")
+        self.write("rows.csv", "\ufeff# mine\n# é\nb,a\n")
         self.assertEqual(ledger.read(path), [])
         ledger.append(path, {"a": 1, "b": 'a "word", é'})
         self.assertTrue(self.read("rows.csv").startswith("# mine\n# é\na,b\n"))
