@@ -259,7 +259,10 @@ def train_gpt2(device, B, shard):
         size, (L, NH, C, V), T, steps = "nano", (2, 2, 64, 50304), 32, 2
     data = torch.randint(0, 50257, (B * T + 1,))
     if shard:
-        data = torch.tensor(common.read_tokens(shard).ids[:B * T + 1].tolist())
+        ids = common.read_tokens(shard).ids[:B * T + 1]
+        if len(ids) <= B * T:
+            raise SystemExit(f"{shard}: expected at least {B * T + 1} tokens, got {len(ids)}")
+        data = torch.tensor(list(ids))
     data = data.to(device)
     for pos, way, backend in WAYS:
         key = f"step {size} {pos} {backend}"
