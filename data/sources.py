@@ -165,7 +165,7 @@ def files_in(paths, kinds=KINDS, any_kind=False):
             raise BadInput(f"{path}: expected one of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}), got "
                            f"'{kind_of(path)}'" + "; --text reads it as plain text" * (kinds is KINDS))
     if again := len(found) - len(set(map(os.path.realpath, found))):
-        say(f"{again} of the {len(found)} files {'is' if again == 1 else 'are'} named before, and read once more")
+        say(f"{again} of the {len(found)} files {'was' if again == 1 else 'were'} named before, and will be read again")
     if not found:
         raise BadInput(f"no file of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}) in {', '.join(paths)}")
     return found

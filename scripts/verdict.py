@@ -50,7 +50,7 @@ ROWS = {
     "fflm-fox": Row("fox", "fflm", {"fflm": (8.3, 0.05), "fflm_sparse": (36.3, 0.05), "fflm_dense": (0.0, 0.05)},
                     wrong_bits, PATH, FLIP_FLOP, 50),
     "index-rope": Row("rope", "index", {"index": (11.16, 2.45)}, right_answers,
-                      "PoPE (arXiv 2509.10534), table 1: right letters", INDEXING, 4200),
+                      "PoPE (arXiv 2509.10534v3), table 9: right letters", INDEXING, 4200),
 }
 
 

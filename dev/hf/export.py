@@ -247,7 +247,7 @@ def check_losses(source, out, text):
     torch, transformers = console.need("torch"), console.need("transformers")
     config, _ = read_config(out)
     if text.endswith(".txt") and config.get("vocab_used", config["vocab_size"]) != 256:
-        raise BadInput(f"{text}: expected a shard of tokens; only those of a model of bytes are a .txt")
+        raise BadInput(f"{text}: expected a shard of tokens; a .txt is for models of bytes only")
     tokens = torch.tensor(list(common.read_tokens(text).ids[:1 << 21]))
     length = min(config.get("n_positions", 0), 1024)
     windows = min((len(tokens) - 1) // max(length, 1), 16)

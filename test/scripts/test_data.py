@@ -594,7 +594,7 @@ class BadFiles(Case):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(sources.files_in([self.path("d"), path]), [path, path])
         self.assertIn("d/again: left out, because it is a link to a directory; name it", said.getvalue())
-        self.assertIn("1 of the 2 files is named before, and read once more", said.getvalue())
+        self.assertIn("1 of the 2 files was named before, and will be read again", said.getvalue())
 
     def report_of(self, path):
         with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(common.BadInput):
