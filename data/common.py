@@ -191,7 +191,7 @@ Tokens = namedtuple("Tokens", "path ids vocabulary end")        # ids: bytes, or
 
 
 def header(*fields, magic=MAGIC, version=VERSION):
-    """the bytes before the tokens of a file: of a shard the tokens, the vocabulary and the end-of-text id"""
+    """the bytes before the tokens of a file; a shard's fields are its tokens, vocabulary, end-of-text id, ..."""
     return struct.pack(f"<{2 + len(fields)}i", magic, version, *fields).ljust(HEADER_BYTES, b"\0")
 
 

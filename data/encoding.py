@@ -109,7 +109,7 @@ class GPT2:
 
 
 class Fast:
-    """what encodes by the library tokenizers"""
+    """an encoding by the library tokenizers"""
 
     def encode(self, texts):
         np = need("numpy")

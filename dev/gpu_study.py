@@ -29,7 +29,7 @@ path = lambda name: os.path.join(WORK, name)
 
 
 def shards(pattern, count, parts):
-    """the first tokens in the shards of this pattern, as so many shards"""
+    """the first `count` tokens of the files of this pattern, as `parts` shards"""
     ids, kind = array("H"), None
     for name in sorted(glob.glob(pattern)):
         found = common.read_tokens(name)

@@ -37,15 +37,15 @@ REFUSED = (
 LIBM = "expf? exp2f? expm1f? tanhf? logf? log2f? log10f? log1pf? powf? erff? erfcf? sinf? cosf? tanf?".split()
 LIBM_ALLOWED = {
     "llmc/attention.cuh": "logf",                       # once per row: the log-sum-exp
-    "llmc/attention/flash/forward.cuh": "logf",         # likewise
+    "llmc/attention/flash/forward.cuh": "logf",         # once per row: the log-sum-exp
     "llmc/classifier.cuh": "logf",                      # once per row: the loss
-    "llmc/contrastive.cuh": "logf",                     # likewise
+    "llmc/contrastive.cuh": "logf",                     # once per row: the loss
     "llmc/adamw.cuh": "pow pow",                        # once per update, on the host
     "llmc/position/encoding.cuh": "log2f",              # on the host
     "llmc/position/ssmax.cuh": "log log log",           # once per token; on the host
     "llmc/position/added.cuh": "pow sin cos",           # once per channel of a table, in double
     "llmc/position/rope.cuh": "pow pow log log sin sin cos cos",    # on the host; sin, cos of an angle in double
-    "llmc/position/carope.cuh": "pow log1p exp sin cos",            # likewise
+    "llmc/position/carope.cuh": "pow log1p exp sin cos",            # on the host; sin, cos of an angle in double
     "llmc/position/alibi.cuh": "exp2 log",              # once per head
     "llmc/position/fire.cuh": "log1p",                  # once per entry of a table, in double
     "llmc/position/toeplitz.cuh": "pow cos",            # once per thread, or frequency and distance, of a table

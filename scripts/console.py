@@ -80,7 +80,7 @@ def terminal(stream):
 
 
 def show(text, end="\n", file=None):
-    """prints beside the work, which a console that is full or gone does not end"""
+    """prints what the work can do without; a console that is full or gone does not end it"""
     with contextlib.suppress(OSError):
         print(text, end=end, file=file or sys.stdout, flush=True)
 
@@ -145,7 +145,7 @@ def need(module):
 
 
 def output_of(command, **more):
-    """what a command prints; an error has the end of it"""
+    """the stdout of a command; if it fails, the error ends with its last output"""
     p = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", **more)
     if p.returncode != 0:
         said = p.stdout[-1000:] + p.stderr[-2000:]

@@ -20,8 +20,8 @@ A cell of the table is the share of test examples whose whole answer is right, i
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
 the way, it is the share of the answers. If no seed did, it says "not learned" and the best result, because errors at
 longer lengths would mean nothing. --compare cable alibi adds how much the two differ at the longer lengths, in
-percentage points: the mean over the seeds with which both have learned, and where it lies at 95 % (it needs scipy);
-bold: 0 is not in there.
+percentage points: the mean over the seeds with which both have learned, and its 95 % confidence interval, in bold type
+if that does not contain 0 (it needs scipy).
 """
 import collections
 import itertools

@@ -79,7 +79,7 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
 // a checksum in a manifest's form: xxHash3's 64 bits
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
-using FileSums = std::vector<std::pair<std::string, FileSum>>;       // by the files' names
+using FileSums = std::vector<std::pair<std::string, FileSum>>;       // a file's name, its size and checksum
 
 // The manifest's own checksum covers the text before it, and the text must be exactly what this program would write. So
 // no bit of the manifest can change unnoticed either.

@@ -1,5 +1,5 @@
 // run/flags.h -- the only list of the trainers' flags, a row for each, and what follows from it: the fields of Options,
-// the parser, --help, the copy in a checkpoint, and the comparison with that copy on resume.
+// the parser, --help, their copy in a checkpoint, and their lines of the banner.
 //
 // Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
