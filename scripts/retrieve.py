@@ -55,7 +55,8 @@ def read_qrels(path):
 
 
 def read_embeddings(path):
-    """the names, embeddings (N,C) of float32, and the pooling, of a file that --encode has written"""
+    """the names, embeddings (N,C) of float32, pooling and checksum of the weights, of a file that --encode has
+    written"""
     with console.open_regular(path) as f:
         dtype, shape, first, _ = console.read_tensors(f, path).get("embeddings", ("", [], 0, 0))
         if dtype != "F32" or len(shape) != 2 or 0 in shape:
@@ -66,7 +67,7 @@ def read_embeddings(path):
     digest = need("xxhash").xxh3_64_hexdigest("".join(name + "\n" for name in names).encode())
     if not isinstance(made, dict) or made.get("ids") != "xxh3:" + digest or len(names) != shape[0]:
         raise BadInput(f"{ids}: expected the {shape[0]:,} names of {path}, got others; write both again with --encode")
-    return names, need("numpy").memmap(path, "<f4", "r", first, tuple(shape)), made.get("pooling")
+    return names, need("numpy").memmap(path, "<f4", "r", first, tuple(shape)), made.get("pooling"), made.get("weights")
 
 
 def unit_rows(rows, names):
@@ -97,10 +98,12 @@ def search(queries, names, corpus, k, at_once=1 << 23):
 
 def evaluate(queries_path, corpus_path, qrels, qrels_path):
     """the record of a search: the measures, and which queries and documents they cover"""
-    (asked, queries, pooling), (names, corpus, other) = read_embeddings(queries_path), read_embeddings(corpus_path)
-    if (C := queries.shape[1]) != corpus.shape[1] or pooling != other:
-        raise BadInput(f"{corpus_path}: expected {C} channels and pooling {pooling}, as the queries have, got "
-                       f"{corpus.shape[1]} and {other}; embed both with the same checkpoint")
+    asked, queries, *of_queries = read_embeddings(queries_path)
+    names, corpus, *of_corpus = read_embeddings(corpus_path)
+    told = "{} channels, pooling {} and weights {}".format
+    if (wanted := told(queries.shape[1], *of_queries)) != (got := told(corpus.shape[1], *of_corpus)):
+        raise BadInput(f"{corpus_path}: expected {wanted}, as the queries have, got {got}; embed both with the same "
+                       "checkpoint")
     relevant = {q: [d for d, grade in qrels[q].items() if grade > 0] for q in asked if q in qrels}
     if not relevant:
         raise BadInput(f"{qrels_path}: judges none of the {len(asked):,} queries; are they of another collection?")

@@ -173,7 +173,10 @@ template <class Model> void write_collection(Model& model, const Run& run, const
     acts.release();
     if (e.stopped) { return; }
     rank0_works([&] {
-        write_embeddings(run.o.out, e, {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}});
+        Json made = {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}};
+        const std::string weights = run.source + (is_directory(run.source) ? "/model.safetensors" : "");
+        if (path_exists(weights)) { made["weights"] = sum_text(sampled_sum(File(weights))); }
+        write_embeddings(run.o.out, e, made);
     }, "embeddings");
     const std::string path = printable(run.o.out + "/embeddings.safetensors", LONGEST_MESSAGE);
     printf("wrote %s: %zu embeddings of %d channels\n", path.c_str(), e.size(), e.C);

@@ -27,11 +27,11 @@ except ImportError as e:
 
 @unittest.skipIf(MISSING, MISSING)
 class TestRetrieve(Folder):
-    def embeddings(self, name, rows, prefix, ids=None, pooling="mean"):
+    def embeddings(self, name, rows, prefix, ids=None, pooling="mean", weights="xxh3:1"):
         """what train_bert --encode writes"""
         text = "".join(f"{prefix}{i}\n" for i in range(len(rows))).encode()
         data = struct.pack(f"<{sum(map(len, rows))}f", *(x for row in rows for x in row))
-        made = {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text), "pooling": pooling}
+        made = {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text), "pooling": pooling, "weights": weights}
         header = json.dumps({"__metadata__": made, "embeddings": {
             "dtype": "F32", "shape": [len(rows), len(rows[0])], "data_offsets": [0, len(data)]}}).encode()
         self.write(name + ".ids", (text if ids is None else ids).decode())
@@ -70,7 +70,7 @@ class TestRetrieve(Folder):
         for key, value in golden.items():
             self.assertTrue(record[key] == value or abs(record[key] - value) < 1e-12, (key, record[key]))
         self.assertEqual(os.listdir(self.path("o")), ["log.jsonl"])
-        (asked, rows, _), (names, documents, _) = map(retrieve.read_embeddings, (queries, corpus))
+        (asked, rows, *_), (names, documents, *_) = map(retrieve.read_embeddings, (queries, corpus))
         for at_once in 1 << 23, 20 * 17, 1:                     # blocks of documents
             _, found = retrieve.search(retrieve.unit_rows(rows, asked), names, documents, 100, at_once)
             text = "\n".join(" ".join(names[d] for d in row) for row in found)
@@ -111,9 +111,11 @@ class TestRetrieve(Folder):
     def test_damaged_embeddings(self):
         queries, corpus, qrels = self.collection()
         wide = self.embeddings("wide", [[1.0] * 9], "d")
-        self.refused(queries, wide, qrels, says="wide.safetensors: expected 8 channels and pooling mean, as the")
+        self.refused(queries, wide, qrels, says="expected 8 channels, pooling mean and weights xxh3:1")
         cls = self.embeddings("cls", [[1.0] * 8], "d", pooling="cls")
-        self.refused(queries, cls, qrels, says="cls.safetensors: expected 8 channels and pooling mean, as the")
+        self.refused(queries, cls, qrels, says="as the queries have, got 8 channels, pooling cls and weights xxh3:1;")
+        later = self.embeddings("later", [[1.0] * 8], "d", weights="xxh3:2")
+        self.refused(queries, later, qrels, says="the queries have, got 8 channels, pooling mean and weights xxh3:2;")
         empty = self.embeddings("empty", [[]], "d")
         self.refused(queries, empty, qrels, says="empty.safetensors: embeddings: expected rows of F32")
         bad = self.embeddings("bad", [[1.0] * 8, [float("nan")] * 8], "d")
