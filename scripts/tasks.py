@@ -159,7 +159,8 @@ def difference(points):
     if len(points) < compare.LEAST_SEEDS:
         return "-"
     low, high = compare.over_seeds(points)
-    text = f"{statistics.mean(points):+.1f} [{low:+.1f}, {high:+.1f}]"
+    rounded = (round(float(x), 1) + 0 for x in (statistics.mean(points), low, high))        # -0.0 + 0 is 0.0
+    text = "{:+.1f} [{:+.1f}, {:+.1f}]".format(*rounded)
     return text if low <= 0 <= high else f"**{text}**"
 
 
