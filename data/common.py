@@ -199,7 +199,10 @@ def read_tokens(path):
     """the ids of a .txt file, which are its bytes, or of a shard"""
     with open_regular(path) as f:
         if path.endswith(".txt"):
-            return Tokens(path, f.read(), 256, ord("\n"))
+            text = f.read()
+            if text[:2] in (b"\xff\xfe", b"\xfe\xff"):
+                raise BadInput(f"{path}: expected UTF-8, got UTF-16 (convert it: iconv -f UTF-16 -t UTF-8)")
+            return Tokens(path, text, 256, ord("\n"))
         magic, version, count, vocabulary, end = struct.unpack("<5i", f.read(HEADER_BYTES).ljust(20, b"\0")[:20])
         if (magic, version) not in ((MAGIC, VERSION), (WIDE_MAGIC, WIDE_VERSION)):
             raise BadInput(f"{path}: header: expected a shard of tokens, or a name that ends in .txt")

@@ -108,7 +108,7 @@ class GPT2:
         return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
 
 
-class Fast:
+class ByTokenizers:
     """an encoding by the library tokenizers"""
 
     def encode(self, texts):
@@ -117,7 +117,7 @@ class Fast:
         return [np.asarray(e.ids, dtype=np.uint16) for e in encoded]
 
 
-class BPE(Fast):
+class BPE(ByTokenizers):
     """the byte-level BPE of a tokenizer.json. A special token that is spelled in a document is plain text, so that no
     document can end itself; in a prompt the trainer finds it, as transformers does."""
     name = "bpe"
@@ -156,7 +156,7 @@ class BPE(Fast):
         return self.tokenizer.decode([int(i) for i in ids], skip_special_tokens=False)
 
 
-class BERT(Fast):
+class BERT(ByTokenizers):
     """BERT's uncased WordPiece; '[MASK]' inside a text is plain text"""
     name = "bert"
     header = VOCABULARIES["bert"][:2]

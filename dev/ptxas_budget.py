@@ -10,7 +10,6 @@ It needs nvcc, but no GPU.
 It fails on a spill or a register more than budgeted, on more static shared memory, and on a kernel without a budget.
 Registers depend on the compiler: under another version of nvcc than the budget's only spills and unknown kernels fail.
 """
-import glob
 import json
 import os
 import re
@@ -38,7 +37,7 @@ def makefile(name):
 def tool(name):
     """the path of a program of the CUDA toolkit, which $NVCC and the like may name; "" if there is none"""
     usual = os.path.join(os.environ.get("CUDA_HOME", "/usr/local/cuda"), "bin", name)
-    return os.environ.get(name.upper()) or shutil.which(name) or "".join(glob.glob(usual))
+    return os.environ.get(name.upper()) or shutil.which(name) or (usual if os.path.exists(usual) else "")
 
 
 def kernels_of(log):

@@ -155,7 +155,8 @@ def table(rows, order):
 
 
 def difference(points):
-    """the mean of paired differences, one of each seed, and where it lies at 95 %"""
+    """the mean of paired differences, one of each seed, and its 95 % confidence interval; bold if that does not contain
+    0, "-" for too few seeds"""
     if len(points) < compare.LEAST_SEEDS:
         return "-"
     low, high = compare.over_seeds(points)

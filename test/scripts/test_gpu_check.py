@@ -142,8 +142,7 @@ class GpuCheck(Folder):
         self.assertIn("unfinished: build/gpu_check/cpu/train_gpt2 was not built", self.check("--only", "losses")[1])
         for missing in ("nvcc", "nvidia-smi"):
             os.remove(self.path("bin", missing))
-            with mock.patch.dict(os.environ, PATH=self.path("bin")), \
-                    mock.patch.object(gpu_check.glob, "glob", return_value=[]):
+            with mock.patch.dict(os.environ, PATH=self.path("bin"), CUDA_HOME=self.path("no")):
                 self.assertIn("gpu_check.py: no " + ("nvcc" if missing == "nvcc" else "GPU"), self.check()[1])
             os.environ["NVCC"] = "nvcc"
 

@@ -338,6 +338,7 @@ class Passages(Folder):
             self.assertIn(says, refused(self.write("b.bin", bad.ljust(1030, b"\0"))))
         bad = struct.pack("<5i", 20240520, 1, 3, 1000, 1).ljust(1024, b"\0") + struct.pack("<3H", 5, 40000, 7)
         self.assertIn("b.bin: expected ids below 1000, the vocabulary, got 40000", refused(self.write("b.bin", bad)))
+        self.assertIn("w.txt: expected UTF-8, got UTF-16", refused(self.write("w.txt", "abc".encode("utf-16"))))
 
     @unittest.skipUnless(HAS_TRAINER, "make train_gpt2 first")
     def test_the_trainer_scores_them(self):

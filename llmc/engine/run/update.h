@@ -1,5 +1,5 @@
-// run/update.h -- an update: its learning rate; the guard that skips updates, those that are not finite, and with
-// --skip_loss_z or --skip_norm_z those of spikes; and its record, on the console and in the logs.
+// run/update.h -- an update: its learning rate; the guard that skips it if it is not finite, or, with --skip_loss_z or
+// --skip_norm_z, a spike; and its record, on the console and in the logs.
 #pragma once
 
 #include <ctime>
