@@ -975,7 +975,7 @@ class TrainingByMpi(Training, Runs):
                 f.write(text)
             os.chmod(os.path.join(tools, name), 0o755)
         environment = dict(ENVIRONMENT, SLURM_JOB_ID="77", PATH=tools + ":" + os.environ["PATH"])
-        words = ["bash", script, *self.command("job", steps=100000, every=10)]
+        words = ["bash", script, *self.command("job", "--keep", "2", steps=100000, every=10)]
         for attempt in 1, 2:
             p = subprocess.run(words, env=environment, timeout=LIMIT, **PIPES)
             self.assertEqual(p.returncode, 0, p.stdout)
