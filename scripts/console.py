@@ -62,7 +62,17 @@ class Stream(io.TextIOWrapper):
         self.beneath = beneath
 
     def write(self, text):
-        return super().write(clean(text))
+        return self.unbroken(super().write, clean(text))
+
+    def flush(self):
+        self.unbroken(super().flush)
+
+    def unbroken(self, act, *args):
+        """after the reader has gone, as in `report.py ... | head`, main() continues to its own exit code"""
+        try:
+            return act(*args)
+        except BrokenPipeError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
 
 
 def clean_streams():
@@ -107,9 +117,6 @@ def code_of(main, argv):
         code = main(argv)
         sys.stdout.flush()
         return code or 0
-    except BrokenPipeError:                     # as in `report.py ... | head`
-        sys.stdout = open(os.devnull, "w")
-        return 0
     except (Interrupted, KeyboardInterrupt) as e:
         code, what = EXIT_INTERRUPTED, f"interrupted: {e}" if isinstance(e, Interrupted) else "interrupted"
         what += "; run the same command again to continue"

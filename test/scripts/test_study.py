@@ -562,8 +562,8 @@ class TestQueue(Fake):
         self.assertEqual((code, self.read("said")), (0, f"{os.getsid(0)} True"))
 
     def test_a_console_that_is_gone_or_full_ends_no_run(self):
-        for out, where, code in (("a", "| head -1; exit ${PIPESTATUS[0]}", 0), ("b", "> /dev/full", 2)):
-            words = shlex.join(self.command("--encodings", "one", "two", "--out", out))
+        for out, where, code in (("a", "| head -1; exit ${PIPESTATUS[0]}", 3), ("b", "> /dev/full", 2)):
+            words = shlex.join(self.command("--encodings", "fails", "one", "two", "--out", out))
             r = subprocess.run(["bash", "-c", f"{words} {where}"], cwd=self.folder, capture_output=True, text=True,
                                timeout=PATIENCE, env={**ENVIRONMENT, "PYTHONPATH": self.path("no")})
             self.assertEqual(r.returncode, code, r.stderr)
