@@ -25,6 +25,7 @@ import stat
 import subprocess
 import sys
 
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXIT_BAD_INPUT, EXIT_OUT_OF_MEMORY, EXIT_INTERRUPTED = 2, 4, 75         # the trainers' exit codes
 LARGEST_JSON = 1 << 28                                                  # bytes
 # all controls but tab and newline, and the marks that reorder a line

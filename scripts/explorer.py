@@ -102,7 +102,8 @@ def main(argv):
     parser.add_argument("-o", "--out", required=True, help="the page")
     parser.add_argument("--tokens", type=int, default=2000, help="show at most this many [2000]")
     parser.add_argument("--tokenizer", help="as the trainer's, to show the text of a shard's tokens")
-    parser.add_argument("--trainer", default=os.path.join(os.path.dirname(HERE), "train_gpt2"), help="[./train_gpt2]")
+    parser.add_argument("--trainer", default=os.path.join(console.ROOT, "train_gpt2"),
+                        help="[train_gpt2 of this repository]")
     args = parser.parse_args(argv)
     if len(args.checkpoint) > 2:
         raise BadInput(f"expected one or two checkpoints, got {len(args.checkpoint)}")

@@ -9,9 +9,7 @@ import re
 import subprocess
 
 import console
-from console import BadInput
-
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+from console import ROOT, BadInput
 
 
 def commit(*paths, clean=False):

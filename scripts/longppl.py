@@ -22,7 +22,6 @@ import hashlib
 import json
 import math
 import os
-import shlex
 
 import console
 import runqueue
@@ -55,7 +54,7 @@ def evaluation(args, checkpoint, T, stride, place):
     flags = {"load": checkpoint, "val_files": args.val_files, "eval_lengths": str(T), "stride": str(stride),
              "eval_tokens": str(args.eval_tokens), "token_losses": None}
     where = os.path.join(place, hashlib.sha256(json.dumps(flags).encode()).hexdigest()[:16])
-    return Command("losses", shlex.quote(args.trainer), {**flags, "out": where}, where,
+    return Command("losses", args.trainer, {**flags, "out": where}, where,
                    os.path.join(where, "eval.done"), T, parts={T: T})
 
 
@@ -64,7 +63,7 @@ def losses_of(args, wanted):
     numpy = need("numpy")
     commands = {key: evaluation(args, *what) for key, what in wanted.items()}
     jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
-    slots = runqueue.slots(args.jobs, os.path.basename(args.trainer).endswith("cu"))
+    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer))
     code = runqueue.Queue("longppl.py", jobs, slots).run()
     if code:
         raise SystemExit(code)
@@ -168,7 +167,7 @@ def parse(argv):
 
 def main(argv):
     args = parse(argv)
-    args.trainer = os.path.abspath(args.trainer)
+    args.trainer = runqueue.program(args.trainer)
     args.run(args)
 
 

@@ -538,7 +538,7 @@ def run_all(rows, args):
     if any("bias" in row.evaluations for row in rows):
         console.need("matplotlib")                          # rather than after the training
     os.chdir(runqueue.ROOT)                                 # where data/ and the trainers are
-    slots = runqueue.slots(args.jobs, args.trainer.endswith("cu"), args.gpus)
+    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer), args.gpus)
     jobs = []
     for row, seed in ((row, seed) for seed in args.seeds for row in rows):
         commands = commands_of(row, args, seed)
@@ -596,6 +596,11 @@ def parse(argv):
     return args
 
 
+def from_root(path):
+    """a path that the caller gave, as it is called in the repository, where the commands run"""
+    return path if os.path.isabs(path) or not path else os.path.relpath(path, runqueue.ROOT)
+
+
 def trainer_of(experiment):
     if experiment in SMALL:
         return "./train_gpt2"
@@ -604,8 +609,9 @@ def trainer_of(experiment):
 
 def check_arguments(args):
     args.set = dict(args.set)
-    known = {"train_files", "val_files", "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens",
-             "text", "bias_tokens", "beta1", "beta2", "pairs", *MLDR, *RECIPE,
+    files = {"train_files", "val_files", "pairs", *MLDR}
+    known = {*files, "model", "T", "total_batch", "steps", "eval_lengths", "eval_tokens", "tokens", "text",
+             "bias_tokens", "beta1", "beta2", *RECIPE,
              *("pairs." + k for k in ("T", "total_batch", "steps", "tau", "pooling", *RECIPE_BERT))}
     unknown = set(args.set) - known
     if unknown:
@@ -616,12 +622,15 @@ def check_arguments(args):
             raise BadInput(f"--set {flag}: expected a number of at least {least}, got {value}")
         if flag == "eval_lengths" and not re.fullmatch(r"0*[1-9]\d{0,17}(,0*[1-9]\d{0,17})*", value):
             raise BadInput(f"--set {flag}: expected numbers separated by commas, got {value}")
-    args.trainer = args.trainer or trainer_of(args.experiment)
-    args.evaluator = args.evaluator or args.trainer
+        if flag in files:
+            args.set[flag] = from_root(value)
+    args.tokenizer = from_root(args.tokenizer)
+    args.trainer = runqueue.program(args.trainer) or trainer_of(args.experiment)
+    args.evaluator = runqueue.program(args.evaluator) or args.trainer
     args.seeds = args.seeds or (list(SMALL[args.experiment].seeds) if args.experiment in SMALL else [42])
     if args.tflops <= 0:
         raise BadInput(f"--tflops: expected a positive number, got {args.tflops:g}")
-    if not args.dry_run and args.out:
+    if not args.dry_run:
         args.out = os.path.abspath(args.out)
 
 

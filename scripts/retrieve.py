@@ -135,7 +135,8 @@ def main(argv):
     p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[[512]], metavar="T",
                    help="with --load: tokens that the texts are cut to [512]")
     p.add_argument("--out", help="directory whose log.jsonl gets a line for each length [none]")
-    p.add_argument("--trainer", default="./train_bert", help="the program that embeds, with flags [./train_bert]")
+    p.add_argument("--trainer", default=shlex.quote(os.path.join(console.ROOT, "train_bert")),
+                   help="the program that embeds, with flags [train_bert of this repository]")
     args = p.parse_args(argv)
     list(map(need, ("numpy", "pytrec_eval", "xxhash")))     # before minutes of embedding
     qrels = read_qrels(args.qrels)

@@ -26,9 +26,8 @@ import time
 
 import console
 import ledger
-from console import BadInput, say, show, write_whole
+from console import ROOT, BadInput, say, show, write_whole
 
-ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 INTERRUPTED = console.EXIT_INTERRUPTED
 LONGEST_LINE = 500                                      # characters of a failed command's output that are shown
 # flags that change only speed, places or what is shown: a run may continue with other values
@@ -62,6 +61,15 @@ def arguments(command, gpus=1):
     for name, value in command.flags.items():
         words += ["--" + name] + ([] if value is None else [value])
     return (launcher(gpus) if gpus > 1 and command.ranks else []) + words
+
+
+def program(path):
+    """the words of a program that is started in any directory; "" for none"""
+    return path and shlex.quote(os.path.abspath(path))
+
+
+def is_cuda(program):
+    return shlex.split(program)[0].endswith("cu")
 
 
 def flags_of(words):

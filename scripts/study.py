@@ -62,7 +62,8 @@ def parse(argv):
     p.add_argument("--positions", action="store_true", help="also the loss by position in the window")
     p.add_argument("--compare", nargs="+", default=[], metavar="NAME", help="differences between these, with intervals")
     p.add_argument("--out", default="run/study", help="directory of the runs and results [run/study]")
-    p.add_argument("--trainer", default="", help="program that trains and evaluates [train_gpt2 of this repository]")
+    p.add_argument("--trainer", default=os.path.join(runqueue.ROOT, "train_gpt2"),
+                   help="program that trains and evaluates [train_gpt2 of this repository]")
     p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
     p.add_argument("--dry_run", action="store_true", help="print the commands; run nothing")
     args, rest = p.parse_known_args(argv)
@@ -88,7 +89,7 @@ def parse(argv):
         seeds = [*args.seeds, *range(max(args.seeds) + 1, max(args.seeds) + compare.LEAST_SEEDS)]
         raise BadInput(f"--compare: expected at least {compare.LEAST_SEEDS} seeds, as fewer decide nothing, got "
                        f"{len(args.seeds)}: give --seeds {' '.join(map(str, seeds[:compare.LEAST_SEEDS]))}")
-    args.trainer = shlex.quote(os.path.abspath(args.trainer or os.path.join(runqueue.ROOT, "train_gpt2")))
+    args.trainer = runqueue.program(args.trainer)
     args.command = shlex.join(["scripts/study.py", *argv])
     return args
 
@@ -407,7 +408,7 @@ def main(argv):
         return 0
     if args.compare:
         console.need("scipy.stats")
-    slots = runqueue.slots(args.jobs, args.trainer.rstrip("'").endswith("cu"))
+    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer))
     runqueue.refuse_changes(jobs.values())
     if len(args.lr) > 1:
         refuse_unvalidated(job.commands[0] for job in jobs.values())

@@ -26,7 +26,6 @@ if that does not contain 0 (it needs scipy).
 import collections
 import itertools
 import os
-import shlex
 import statistics
 import sys
 
@@ -61,7 +60,7 @@ def job_of(args, case):
              "warmup": min(50, args.steps // 10), "final_lr": "0", "weight_decay": "0.1", "val_every": "0",
              "sample_every": "0", "threads": "1", "tasks": f"{args.data}/{case.task}_test_*.bin", "out": out,
              "resume": "1"}
-    train = runqueue.Command("train", shlex.quote(args.trainer), {k: str(v) for k, v in flags.items()}, out,
+    train = runqueue.Command("train", args.trainer, {k: str(v) for k, v in flags.items()}, out,
                              os.path.join(out, "train.done"), args.steps * T)
     return runqueue.Job("{0.task} {0.pos} seed {0.seed}".format(case), "", [train])
 
@@ -264,7 +263,7 @@ def parse(argv):
     if args.results and not args.results.endswith(".csv"):
         raise BadInput(f"--results: expected a name that ends with .csv, got {args.results}")
     args.out, args.results = os.path.abspath(args.out), args.results and os.path.abspath(args.results)
-    args.trainer = os.path.abspath(args.trainer)
+    args.trainer = runqueue.program(args.trainer)
     os.chdir(ROOT)
     args.data = os.path.join(args.out, "data")
     return args
@@ -272,10 +271,9 @@ def parse(argv):
 
 def main(argv):
     args = parse(argv)
-    trainer = shlex.quote(args.trainer)
-    order = console.encodings(runqueue.help_of(trainer))
+    order = console.encodings(runqueue.help_of(args.trainer))
     names = chosen(args.tasks, generators.TASKS, "--tasks")
-    pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(trainer, name))      # fox is another's name
+    pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(args.trainer, name))      # fox is another's name
     chosen(args.compare, pos, "--compare")
     if args.compare:
         console.need("scipy.stats")                         # before hours of training

@@ -24,9 +24,8 @@ import sys
 import compare
 import console
 import ledger
-from console import COUNT, PERCENT, POSITIVE, SHARE, TEXT, BadInput, naturals
+from console import COUNT, PERCENT, POSITIVE, ROOT, SHARE, TEXT, BadInput, naturals
 
-ROOT = ledger.ROOT
 WIDTH = 5.0
 
 # cells: {task of tasks.csv: (published %, its own +-)}; measure: a row of tasks.csv -> our number of it, in %

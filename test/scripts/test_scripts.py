@@ -361,6 +361,18 @@ class TestCommands(Folder):
         self.assertEqual((r.returncode, r.stdout), (2, ""), r.stderr)
         self.assertIn("Python's module matplotlib is missing", r.stderr)
 
+    def test_paths_are_those_of_the_directory_that_it_is_called_from(self):
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(self.folder)
+        _, commands = dry("quick", "cable", "--seeds", "1", "--trainer", "a b/mine", "--tokenizer", "t.json",
+                          *("--set", "train_files=a.txt", "--set", "val_files=/b.txt"))
+        (program, *_), (evaluator, *_) = commands
+        files = dict(zip(commands[0][1::2], commands[0][2::2]))
+        self.assertEqual((program, evaluator, files["--val_files"]), (*2 * [self.path("a b/mine")], "/b.txt"))
+        self.assertEqual([os.path.normpath(os.path.join(os.path.realpath(ROOT), files[name]))
+                          for name in ("--train_files", "--tokenizer")], [self.path("a.txt"), self.path("t.json")])
+        self.assertEqual(dry("quick", "cable", "--seeds", "1")[1][1][0], "./train_gpt2")        # the repository's
+
     def test_data_commands(self):
         seen = set()
         for c in self.every_command():
