@@ -34,14 +34,16 @@ LONGEST_LINE = 500                                      # characters of a failed
 FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile", "recompute", "resume",
         "sample_every", "threads", "tile_skip", "val_batches", "val_every")
 # flags of files whose contents a result depends on; flags that leave records of a kind
-INPUTS = ("val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
+INPUTS = ("train_files", "pairs", "val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
 RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
            "tasks": "task", "heads": "head"}
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all
-# GPUs of its slot; parts: {length: flops} of an evaluation at several lengths, in this order
-Command = collections.namedtuple("Command", "title program flags out marker flops ranks parts", defaults=(False, {}))
+# GPUs of its slot; parts: {length: flops} of an evaluation at several lengths, in this order; validates: whether the
+# last validation of a training is a result
+Command = collections.namedtuple("Command", "title program flags out marker flops ranks parts validates",
+                                 defaults=(False, {}, False))
 Job = collections.namedtuple("Job", "label heading commands")
 Failure = collections.namedtuple("Failure", "label what code log tail")
 
@@ -129,7 +131,8 @@ def is_done(command):
         return bool(glob.glob(command.marker))
     done = read_object(command.marker)
     was, now = done.get("inputs"), inputs_of(command)
-    same = isinstance(was, dict) and all(now[name] in ("", was.get(name)) for name in now)      # "": it has gone
+    # "": it has gone; an earlier version kept no checksum of what a training reads
+    same = isinstance(was, dict) and all(now[name] in ("", was.get(name, now[name])) for name in now)
     try:
         return same and done == done_file(command, was, done.get("commit"))
     except BadInput:
@@ -147,6 +150,17 @@ def inputs_of(command):
     flags = settings_of(command)
     found = {name: checksum(flags[name]) for name in INPUTS if name in flags}
     return {**found, "load": weights_of(command.flags["load"])} if "load" in command.flags else found
+
+
+def given_to(command):
+    """what decides the results of a training, beside its settings"""
+    sums = inputs_of(command)
+    given = {"trainer": build_of(command.program)}
+    if command.validates:
+        given["val_batches"] = command.flags.get("val_batches", "default")
+        sums["val_files"] = checksum(command.flags.get("val_files", ""))
+    return {**given, **{f"{name}, contents": text and hashlib.sha256(text.encode()).hexdigest()[:12]
+                        for name, text in sums.items()}}
 
 
 def checksum(files):
@@ -204,10 +218,12 @@ def refuse_changes(jobs):
     """raises BadInput if runs were begun with other settings: nothing is started then"""
     found = {}                                              # {difference: the directories that have it}
     for command in (c for job in jobs for c in job.commands if settings_file(c)):
-        was, now = read_object(settings_file(command)), settings_of(command)
+        was, given = read_object(settings_file(command)), given_to(command)
+        now, before = {**settings_of(command), **given}, was.pop("given", {})
+        was = was and {**was, **{k: before.get(k, v) for k, v in given.items()}}
         allowed = str(command.flags.get("allow_change", "")).split(",")
         for k in sorted({*was, *now}) if was else ():
-            if was.get(k) != now.get(k) and k not in allowed:
+            if was.get(k) != now.get(k) != "" and k.partition(",")[0] not in allowed:       # "": it has gone
                 there, here = (str(settings.get(k, "not given")) for settings in (was, now))
                 found.setdefault(f"--{k}: {there} there, {here} now", []).append(command.out)
     if found:
@@ -227,6 +243,7 @@ def forward_flops(L, C, T, head, causal=True):
     return 2 * (12 * L * C * C + head * C) + (2 if causal else 4) * L * C * T
 
 
+@functools.lru_cache(None)
 def help_of(trainer):
     """what a trainer's --help prints, which has a list of encodings"""
     try:
@@ -237,6 +254,14 @@ def help_of(trainer):
     if not console.encodings(text):
         raise BadInput(f"{trainer} --help: expected a list of encodings for --pos")
     return text
+
+
+def build_of(trainer):
+    """"float32, CPU" as the last line of its --help says, because the bits depend on it; "" of another program"""
+    try:
+        return "".join(re.findall(r"^commit \S+, (\w+, \w+), compiler", help_of(trainer), re.M))
+    except BadInput:
+        return ""
 
 
 def knows(trainer, pos):
@@ -444,7 +469,8 @@ class Queue:
         if command.out:
             os.makedirs(command.out, exist_ok=True)
         if settings_file(command):
-            write_whole(settings_file(command), json.dumps(settings_of(command), sort_keys=True) + "\n")
+            begun = {**settings_of(command), "given": given_to(command)}
+            write_whole(settings_file(command), json.dumps(begun, sort_keys=True) + "\n")
         elif os.path.exists(os.path.join(command.out, "log.jsonl")):    # of other settings, or damaged
             os.replace(os.path.join(command.out, "log.jsonl"), os.path.join(command.out, "log.jsonl.old"))
         tail, process = collections.deque(maxlen=8), None

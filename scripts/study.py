@@ -162,7 +162,8 @@ def commands_of(run, args):
     cost = flops(run, args, int(trains.get("steps", 1)) * total, run.T, 3)
     where = os.path.join(out, "eval", slug(report.data_name(args.flags.get("eval.val_files") or
                                                             args.flags.get("val_files", "default_val"))))
-    commands = [Command("train", args.trainer, trains, out, os.path.join(out, "train.done"), cost),
+    commands = [Command("train", args.trainer, trains, out, os.path.join(out, "train.done"), cost,
+                        validates=trains["val_every"] != "0"),
                 evaluation("evaluate", run, args, where, args.eval_lengths)]
     if args.sliding:
         commands.append(evaluation("sliding", run, args, f"{where}.stride{args.sliding}", args.eval_lengths,

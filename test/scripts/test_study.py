@@ -45,6 +45,7 @@ if "help" in flags:
     print("usage: fake\nTrains with any of these encodings (--pos):")
     print("".join(f"  {name:13} says: what it is\n" for name in names))
     print("Sizes for --model: tiny 6,8,512; small 12,12,768\n\n  --sample_every  -s  samples")
+    print("\ncommit abc, float32, CPU, compiler 1")
     sys.exit(0)
 if flags.get("pos", "").startswith("unknown") or "flub" in flags:
     print("error: expected another flag", file=sys.stderr)
@@ -477,6 +478,33 @@ class TestQueue(Fake):
         self.assertIn("there will be no figure: Python's module matplotlib is missing", r.stderr)   # before any run
         self.assertIn("nothing was started, because the trainer refuses:\n  unknown, T 64, seed 1: error: expected "
                       "another flag", r.stderr)
+
+    def test_runs_of_other_texts_or_builds_are_refused(self):
+        """under the names that they had, and before the seeds of a second call are trained on something else"""
+        words = ("--encodings", "one", "--train_files", "a.txt", "--val_files", "b.txt", "--val_every", "3")
+        for name in "a.txt", "b.txt":
+            self.write(name, "a text")
+        self.study(*words, seeds="1")
+        gpu = self.executable("gpu", f"#!{sys.executable} -SE\n{FAKE}".replace("float32, CPU", "bf16, CUDA"))
+        for change, more, says in (
+                ("a.txt", (), r"--train_files, contents: \w{12} there, \w{12} now"),
+                ("b.txt", (), r"--val_files, contents: \w{12} there, \w{12} now"),
+                ("", ("--val_batches", "-1"), "--val_batches: default there, -1 now"),
+                ("", ("--trainer", gpu), "--trainer: float32, CPU there, bf16, CUDA now")):
+            if change:
+                self.write(change, "another text")
+            r = self.study(*words, *more, code=2)
+            self.assertRegex(r.stderr, says + ": s/2x4x64/one-T64/seed_1\n")
+            if change:
+                self.write(change, "a text")
+        self.assertEqual(len(self.calls()), 1)
+        os.remove(self.path("a.txt"))                           # results outlive the text
+        self.study(*words)
+        self.write("a.txt", "another text")
+        self.assertIn("train_files", self.study(*words, seeds="1", code=2).stderr)
+        self.study(*words, "--allow_change", "train_files", seeds="1")
+        self.write("b.txt", "another text")                     # where no validation counts
+        self.study(*words[:-2], "--allow_change", "train_files", seeds="1")
 
     def test_a_failure_does_not_lose_the_others(self):
         r = self.study("--encodings", "fails", "one", "two", code=3)
