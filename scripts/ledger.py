@@ -46,27 +46,34 @@ def read(path, columns=None, key=()):
     return console.read_table(path, columns, key) if os.path.exists(path) else []
 
 
+def comments(path):
+    """the lines before the rows of a CSV that begin with #; none where there is no file yet"""
+    text = console.read_bytes(path).decode("utf-8-sig", "surrogateescape") if os.path.exists(path) else ""
+    return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
+
+
 def write(path, rows, about=""):
     """A CSV of these rows, below a comment, or without one below the comments that the file has. A kill at any moment
     leaves the old file or the new one"""
     text = io.StringIO()
-    text.write(f"# {about}\n" * bool(about))
-    if not about and os.path.exists(path):
-        lines = console.read_bytes(path).decode("utf-8-sig", "surrogateescape").splitlines(keepends=True)
-        text.writelines(itertools.takewhile(lambda line: line.startswith("#"), lines))
+    text.writelines(line + "\n" for line in ([f"# {about}"] if about else comments(path)))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     console.write_whole(path, text.getvalue())
 
 
-def append(path, row):
-    """adds a row; a kill at any moment leaves the old file or the new one, also beside another process"""
+def add(path, rows, key, about=""):
+    """Adds the rows that a CSV lacks; key: the columns that tell rows apart; about: a new file's comment. A kill at any
+    moment leaves the old file or the new one, also beside another process"""
     directory = os.path.dirname(os.path.abspath(path))
     os.makedirs(directory, exist_ok=True)
     lock = os.open(directory, os.O_RDONLY)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        write(path, [*read(path), row])
+        old, identity = read(path), lambda row: tuple(str(row[name]) for name in key)
+        known = set(map(identity, old))
+        if new := [row for row in rows if identity(row) not in known]:
+            write(path, old + new, "" if os.path.exists(path) else about)
     finally:
         os.close(lock)

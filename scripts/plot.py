@@ -25,6 +25,7 @@ import statistics
 import zlib
 
 import console
+import ledger
 from console import BadInput, number, read_log
 
 # Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
@@ -714,8 +715,7 @@ def main(argv):
     if args.normalize and args.figure != "bias":
         raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
     fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
-    about = re.match(rb"# (.*)\n", console.read_bytes(first)) if first.endswith(".csv") else None
-    save(fig, out, about[1].decode("utf-8", "replace") if about else "")
+    save(fig, out, "\n".join(ledger.comments(first)).removeprefix("# ") if first.endswith(".csv") else "")
     print(out)
 
 

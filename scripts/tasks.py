@@ -13,8 +13,8 @@ data/tasks.py describes the tasks. A model learns --length symbols in --steps st
 fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption. Cases come in the order of their
-seeds: a part of the work is a part of every task. With --results a case is also done if that CSV has rows of it with
-the same --steps (keep the remaining settings yourself); new rows go there, and the table and the figure beside it.
+seeds: a part of the work is a part of every task. With --results a case is also done if that CSV has rows of it, whose
+settings its first line must name; new rows go there, and the table and the figure beside it.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
@@ -42,9 +42,12 @@ from console import COUNT, POSITIVE, SHARE, TEXT, BadInput, positive      # noqa
 
 TEST_EXAMPLES = 500
 LEARNED = 0.95
+# what decides the results of a case, beside its task, encoding and seed
+SETTINGS = "model", "length", "steps", "B", "lr", "examples"
 # a row of tasks.csv
 COLUMNS = {**dict.fromkeys(("commit", "task", "pos", "loss"), TEXT), **dict.fromkeys(("seed", "exact"), COUNT),
            **dict.fromkeys(("trained", "length", "T", "examples", "tokens", "steps"), POSITIVE), "accuracy": SHARE}
+KEY = "task", "pos", "seed", "length"
 
 Case = collections.namedtuple("Case", "task pos seed")
 
@@ -66,14 +69,20 @@ def job_of(args, case):
 
 
 def recorded(args):
-    """the rows that --results has so far"""
-    key = ("task", "pos", "seed", "length", "steps")
-    rows = ledger.read(args.results, COLUMNS, key) if args.results else []
+    """the rows that --results has so far, which have the same settings"""
+    rows = ledger.read(args.results, COLUMNS, KEY) if args.results else []
+    about = [line for line in ledger.comments(args.results) if "scripts/tasks.py" in line] if rows else []
+    if rows and about != [f"# {args.settings}"]:
+        raise BadInput(f"{args.results}: expected the line '# {args.settings}' before its rows, got "
+                       f"{about or 'none'}; give the settings that its rows have, or another CSV")
     for r in rows:
-        lengths = [m * r["trained"] for m in generators.multiples(r["task"])]
-        if r["exact"] > r["examples"] or r["length"] not in lengths:
-            raise BadInput(f"{args.results}: {', '.join(str(r[name]) for name in key)}: expected at most as many exact "
-                           f"answers as examples, and a length of {', '.join(map(str, lengths))}")
+        trained = generators.trained_length(r["task"], args.length)
+        lengths = [m * trained for m in generators.multiples(r["task"])]
+        if (r["trained"], r["steps"]) != (trained, args.steps) or r["exact"] > r["examples"] or (
+                r["length"] not in lengths):
+            raise BadInput(f"{args.results}: {', '.join(str(r[name]) for name in KEY)}: expected trained {trained}, "
+                           f"steps {args.steps}, at most as many exact answers as examples, and a length of "
+                           f"{', '.join(map(str, lengths))}")
         r["accuracy"] = f"{r['accuracy']:.4f}"
     return rows
 
@@ -214,15 +223,18 @@ def draw(rows, order, path):
 
 
 def report(args, rows, order):
-    shown = [r for r in rows if r["steps"] == args.steps]
-    if not shown:
-        raise BadInput(f"{args.results or args.out}: no results yet")
     stem = args.results.removesuffix(".csv") or os.path.join(args.out, "tasks")
-    text = table(shown, order) + "".join(line + "\n" for line in comparisons(shown, args.compare))
-    ledger.write(stem + ".csv", rows)
+    if args.results:
+        ledger.add(args.results, rows, KEY, args.settings)
+        rows = recorded(args)
+    if not rows:
+        raise BadInput(f"{args.results or args.out}: no results yet")
+    if not args.results:
+        ledger.write(stem + ".csv", rows, args.settings)
+    text = table(rows, order) + "".join(line + "\n" for line in comparisons(rows, args.compare))
     console.write_whole(stem + ".md", text)
     try:
-        draw(shown, order, stem + ".png")
+        draw(rows, order, stem + ".png")
         figure = f", {stem}.png"
     except BadInput as e:
         figure = f"; no figure: {e}"
@@ -272,14 +284,15 @@ def parse(argv):
 def main(argv):
     args = parse(argv)
     order = console.encodings(runqueue.help_of(args.trainer))
+    args.settings = " ".join(["scripts/tasks.py", *(f"--{name} {getattr(args, name)}" for name in SETTINGS),
+                              f"({runqueue.build_of(args.trainer)})"])
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(args.trainer, name))      # fox is another's name
     chosen(args.compare, pos, "--compare")
     if args.compare:
         console.need("scipy.stats")                         # before hours of training
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
-    old, code = recorded(args), 0
-    done = {(r["task"], r["pos"], r["seed"]) for r in old if r["steps"] == args.steps}
+    done, code = {(r["task"], r["pos"], r["seed"]) for r in recorded(args)}, 0
     jobs = {case: job_of(args, case) for case in cases if case not in done}
     if not args.summary:
         mine = ledger.share(args.part, cases)
@@ -289,7 +302,7 @@ def main(argv):
             prepare(args, sorted(set(names)))
             code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
     if code != runqueue.INTERRUPTED:
-        report(args, old + results(args, jobs), order)
+        report(args, results(args, jobs), order)
     return code
 
 

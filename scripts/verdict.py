@@ -27,6 +27,7 @@ import ledger
 from console import COUNT, PERCENT, POSITIVE, ROOT, SHARE, TEXT, BadInput, naturals
 
 WIDTH = 5.0
+KEY = "row", "task", "seed"             # of --results
 
 # cells: {task of tasks.csv: (published %, its own +-)}; measure: a row of tasks.csv -> our number of it, in %
 Row = collections.namedtuple("Row", "pos task cells measure source flags minutes")
@@ -83,7 +84,7 @@ def verdicts(name, results):
 def found(args):
     """the rows of --results"""
     columns = {"row": TEXT, "task": TEXT, "seed": COUNT, "commit": TEXT, "percent": PERCENT}
-    return ledger.read(args.results, columns, ("row", "task", "seed"))
+    return ledger.read(args.results, columns, KEY)
 
 
 def recorded(name, args):
@@ -98,14 +99,13 @@ def train(name, seed, args):
     code = subprocess.run([sys.executable, os.path.join(ROOT, "scripts", "tasks.py"), "--tasks", row.task, "--pos",
                            row.pos, "--seeds", str(seed), "--jobs", "1", "--out", out, "--trainer",
                            args.trainer, *words]).returncode
-    kept = recorded(name, args)
     columns = {"task": TEXT, "length": POSITIVE, "trained": POSITIVE, "accuracy": SHARE, "exact": COUNT,
                "examples": POSITIVE, "commit": TEXT}
     rows = ledger.read(os.path.join(out, "tasks.csv"), columns, ("task", "pos", "seed", "length")) if code == 0 else ()
     for r in rows:
-        if r["task"] in row.cells and r["length"] == r["trained"] and (r["task"], seed) not in kept:
-            ledger.append(args.results, {"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
-                                         "percent": f"{row.measure(r):.4g}"})
+        if r["task"] in row.cells and r["length"] == r["trained"]:
+            ledger.add(args.results, [{"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
+                                       "percent": f"{row.measure(r):.4g}"}], KEY)
     return code
 
 

@@ -190,9 +190,9 @@ class TestConsole(Folder):
         self.assertEqual(ledger.read(path), [])
         self.write("rows.csv", "\ufeff# mine\n# é\nb,a\n")
         self.assertEqual(ledger.read(path), [])
-        ledger.append(path, {"a": 1, "b": 'a "word", é'})
+        ledger.add(path, [{"a": 1, "b": 'a "word", é'}], ["a"], "more")
         self.assertTrue(self.read("rows.csv").startswith("# mine\n# é\na,b\n"))
-        ledger.append(path, {"b": "", "a": 2})
+        ledger.add(path, [{"b": "", "a": 2}, {"b": "another", "a": 1}], ["a"])
         self.assertEqual(ledger.read(path), [{"a": "1", "b": 'a "word", é'}, {"a": "2", "b": ""}])
         whole = self.read("rows.csv").encode()
         for last in (b"3", b"3,", b"3,4,5\n", b"\xff\0\n", b'"\n'):         # torn, or damaged

@@ -374,6 +374,7 @@ FAKE_TRAINER = r'''#!/usr/bin/env python3
 import glob, json, os, sys
 if "--help" in sys.argv:
     print("(--pos):\n  none   no\n  cable  yes\n  rope   rotates\n\nSizes for --model")
+    print("\ncommit abc, float32, CPU, compiler 1")
     sys.exit(0)
 if "--check" in sys.argv:
     sys.exit("error: --pos: an unknown encoding" if "kable" in sys.argv else "error: no data")
@@ -434,25 +435,22 @@ class Table(Folder):
             "| encoding | copy | sort |", "|---|---|---|", "| `none` | not learned (90) | not learned (90) |",
             "| `cable` | 100 / 80 / 60 / 40 (2 of 2) | 100 / 80 / 60 / 40 (2 of 2) |",
             "| `rope` | 98 / 66 / 34 / - (2 of 2) | 98 / 66 / 34 / - (2 of 2) |"])
-        longer = [{**r, "steps": "9", "exact": "0"} for r in rows if r["pos"] == "none"]
-        path = self.write("r/mine.csv", "\n".join(",".join(r.values()) for r in (
-            dict(zip(rows[0], rows[0])), *rows[4:], *longer)) + "\n")
-        more = ("--out", self.path("p"), "--results", path)
-        self.assertIn("12 cases, 1 of them to run", self.run_it(*few, *more))           # of 1,500 steps, as --steps is
+        more = ("--out", self.path("p"), "--results", self.results("r/mine.csv", rows[4:]))
+        self.assertIn("12 cases, 1 of them to run", self.run_it(*few, *more))
         found = self.table("r", "mine.csv")
-        self.assertEqual(found[:-4], rows[4:] + longer)
+        self.assertEqual(found[:-4], rows[4:])
         self.assertEqual([{**r, "commit": ""} for r in found[-4:]], [{**r, "commit": ""} for r in rows[:4]])
+        self.assertEqual([self.read(*at).splitlines()[0] for at in (("r", "mine.csv"), ("o", "tasks.csv"))],
+                         ["# mine", self.SETTINGS])
         self.assertEqual(self.read("r", "mine.md").splitlines()[2:], self.read("o", "tasks.md").splitlines()[2:])
-        self.assertIn("12 cases, 8 of them to run", self.run_it(*few, *more, "--steps", "9"))
-        self.assertIn("line 2 again", self.run_it("--results", self.write("r/twice.csv", "\n".join(
-            ",".join(r.values()) for r in (dict(zip(rows[0], rows[0])), rows[0], rows[0])) + "\n"), code=2))
+        self.assertIn("line 4 again", self.run_it("--results", self.results("r/twice.csv", 2 * rows[:1]), code=2))
+        expected = "copy, none, 1, {}: expected trained 10, steps 1500, at most as many exact answers as".format
         for name, value, says in (("accuracy", "1.5", "accuracy: expected a number from 0 to 1"),
                                   ("accuracy", "nan", "accuracy: expected a number from 0 to 1"),
-                                  ("length", "15", "15, 1500: expected at most as many exact answers as examples, and"),
-                                  ("exact", "501", "10, 1500: expected at most as many exact answers as examples, and"),
+                                  ("length", "15", expected(15)), ("exact", "501", expected(10)),
+                                  ("trained", "20", expected(10)), ("steps", "9", expected(10)),
                                   ("trained", "0", "trained: expected a positive whole number")):
-            edited = self.write("r/edited.csv", "\n".join(",".join(r.values()) for r in (
-                dict(zip(rows[0], rows[0])), {**rows[0], name: value})) + "\n")
+            edited = self.results("r/edited.csv", [{**rows[0], name: value}])
             self.assertIn(says, self.run_it("--summary", "--results", edited, code=2))
         self.run_it("--summary", "--trainer", "./trainer", cwd=self.folder)             # not the repository's
         self.assertIn("expected a name that ends with .csv", self.run_it("--results", self.path("r"), code=2))
@@ -466,6 +464,38 @@ class Table(Folder):
             return
         self.assertIn("tasks.png", self.run_it("--summary", figure=True))
         self.assertGreater(os.path.getsize(os.path.join(self.out, "tasks.png")), 10000)
+
+    SETTINGS = ("# scripts/tasks.py --model 3,4,64 --length 10 --steps 1500 --B 64 --lr 1e-3 --examples 20 "
+                "(float32, CPU)")
+
+    def results(self, name, rows, comments=("# mine", SETTINGS)):
+        """the path of a CSV for --results"""
+        return self.write(name, "".join(line + "\r\n" for line in (*comments, ",".join(rows[0]),
+                                                                   *(",".join(r.values()) for r in rows))))
+
+    def test_rows_of_other_settings_do_not_mix(self):
+        one = ("--tasks", "copy", "--pos", "none", "--seeds", "1")
+        self.run_it(*one)
+        path = self.results("mine.csv", self.rows())
+        text, more = self.read("mine.csv"), ("--tasks", "copy", "--pos", "none", "--results", path)
+        for other in (("--model", "3,4,32"), ("--length", "12"), ("--steps", "9"), ("--B", "8"), ("--lr", "2e-3"),
+                      ("--examples", "30")):
+            self.assertRegex(self.run_it(*more, *other, code=2),
+                             rf"mine.csv: expected the line '# .* {' '.join(other)} .*' before its rows, got \['# scr")
+        self.executable("gpu", FAKE_TRAINER.replace("float32, CPU", "bf16, CUDA"))
+        self.assertIn("(bf16, CUDA)' before its rows, got", self.run_it(*more, "--trainer", self.path("gpu"), code=2))
+        self.assertEqual(self.read("mine.csv"), text)
+        self.results("mine.csv", self.rows(), ())
+        self.assertIn("before its rows, got none; give the settings that", self.run_it(*more, code=2))
+
+    def test_two_at_once_lose_no_row(self):
+        """the other one adds its rows while this one trains"""
+        one = ("--tasks", "copy", "--pos", "none", "--seeds")
+        self.run_it(*one, "1")
+        path, there = self.path("mine.csv"), self.results("there.csv", self.rows())
+        self.executable("slow", FAKE_TRAINER + f"import shutil\nshutil.copy({there!r}, {path!r})\n")
+        self.run_it(*one, "2", "--results", path, "--trainer", self.path("slow"))
+        self.assertEqual([r["seed"] for r in self.table("mine.csv")], 4 * ["1"] + 4 * ["2"])
 
     @unittest.skipUnless(importlib.util.find_spec("scipy"), "SKIPPED: no scipy")
     def test_differences(self):
