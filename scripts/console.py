@@ -295,6 +295,14 @@ def field(record, name, kind, where):
     return record[name]
 
 
+def fields(record, needed, optional, where):
+    """the record, whose fields must be of these kinds, {name: kind}; it may lack the optional ones"""
+    for name, kind in {**optional, **needed}.items():
+        if name in record or name in needed:
+            field(record, name, kind, where)
+    return record
+
+
 def number(record, name):
     """the value if it is a number, else None"""
     v = record.get(name)
@@ -322,9 +330,7 @@ def read_log(run, kind=None, ended=False):
 
 def check_record(record, where):
     kind = field(record, "kind", ("one of " + ", ".join(KINDS), lambda v: isinstance(v, str) and v in KINDS), where)
-    for name, what in {**OPTIONAL, **KINDS[kind]}.items():
-        if name in record or name in KINDS[kind]:
-            field(record, name, what, where)
+    fields(record, KINDS[kind], OPTIONAL, where)
     if kind == "curve" and len(record["loss"]) != record["T"]:
         raise BadInput(f"{where}: loss: expected {record['T']:,} numbers, got {len(record['loss']):,}")
     if kind == "task" and record["exact"] > record["examples"]:
@@ -356,8 +362,7 @@ def read_table(path, columns=None, key=()):
                 raise csv.Error(f"got {','.join(cells)[:80]!r}")
             row = dict(zip(names, cells))
             row.update((name, cell_value(row[name])) for name, kind in columns.items() if kind is not TEXT)
-            for name, kind in columns.items():
-                field(row, name, kind, f"{path}: line {lines.line_num}")
+            fields(row, columns, {}, f"{path}: line {lines.line_num}")
             first = seen.setdefault(tuple(row[name] for name in key), lines.line_num)
             if key and first != lines.line_num:
                 refuse(f"{', '.join(key)}: expected a row of its own, got line {first} again")

@@ -20,11 +20,14 @@ import tempfile
 import zlib
 
 import console
+import plot
 from console import BadInput, read_losses
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_PAGE = 5_000_000                        # bytes
 LARGEST_DUMP = 100_000_000                      # of JSON, about 20 bytes a number: its page would be larger
+# what bias_all_parts.json has
+PARTS = {**plot.MATRICES, **plot.TOKENS, "pos": console.TEXT, "sinks": console.COUNT, "begins": console.NUMBERS}
 
 
 def tokens_of(path):
@@ -73,12 +76,13 @@ def model_of(args, checkpoint, T):
         path = os.path.join(out, "bias_all_parts.json")
         if os.path.getsize(path) > LARGEST_DUMP:
             raise too_large(os.path.getsize(path) / 4, T)
-        parts = console.read_object(path)
+        parts = console.fields(console.read_object(path), PARTS, {}, path)
         losses = read_losses(os.path.join(out, f"token_losses_{T}_{T}.safetensors"))
         records = console.read_log(out)
     floats = Floats()
     statistics = {(r["layer"], r["head"]): r for r in records if r["kind"] == "head"}
     for head in parts["matrices"]:
+        console.fields(head, plot.PLACE, {}, path)
         head["statistics"] = statistics[head["layer"], head["head"]]
         if "rows" in head:                                              # of any bias: the lower triangle
             head["rows"] = [x for i, row in enumerate(head["rows"]) for x in row[:i + 1]]

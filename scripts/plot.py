@@ -144,9 +144,9 @@ def encoding_of(run, log):
         if "pos" in r:
             return str(r["pos"])
     for path in sorted(glob.glob(os.path.join(glob.escape(run), "step_*", "config.json")), reverse=True):
-        position = console.read_object(path).get("position")
-        if position:
-            return console.field(position, "name", console.TEXT, f"{path}: position")
+        config = console.fields(console.read_object(path), {}, {"position": console.OBJECT}, path)
+        if config.get("position"):
+            return console.field(config["position"], "name", console.TEXT, f"{path}: position")
     return run_name(run)
 
 
@@ -411,11 +411,19 @@ def plot_curve(runs):
     return fig
 
 
+# what a file of --dump_bias has, and each of its matrices
+MATRICES = {"matrices": ("a list of objects", lambda v: console.list_of("", console.OBJECT)[1](v) and v)}
+TOKENS = {"tokens": ("a list", lambda v: isinstance(v, list))}
+PLACE = {"layer": console.COUNT, "head": ('a whole number or "mean"', lambda v: v == "mean" or console.COUNT[1](v))}
+ROWS = {"bias": ("a list of rows", lambda v: isinstance(v, list))}
+
+
 def read_bias(path):
     """the file's object, each bias in it a lower triangle: NaN above the diagonal"""
-    data = console.read_object(path)
-    for m in console.field({"matrices": [data], **data}, "matrices", console.list_of("objects", console.OBJECT), path):
-        m["bias"] = triangle(path, console.field(m, "bias", ("a list of rows", lambda v: isinstance(v, list)), path))
+    data = console.fields(console.read_object(path), {}, {**MATRICES, **TOKENS}, path)
+    for m in data.get("matrices", [data]):
+        console.fields(m, {**ROWS, **(PLACE if "matrices" in data else {})}, PLACE, path)
+        m["bias"] = triangle(path, m["bias"])
     return data
 
 
@@ -538,7 +546,7 @@ def colours_of(matrices):
 def plot_bias_grid(data):
     """one small map per head, a row per layer, all in one scale of colours"""
     matrices = data["matrices"]
-    layers, heads = (sorted({m[key] for m in matrices}) for key in ("layer", "head"))
+    layers, heads = (list(dict.fromkeys(m[key] for m in matrices)) for key in ("layer", "head"))
     fig, axes = figure(1.2 + 0.9 * len(heads), 1 + 0.9 * len(layers), nrows=len(layers), ncols=len(heads),
                        squeeze=False)
     colours, extend = colours_of([m["bias"] for m in matrices])
@@ -690,14 +698,21 @@ def draw_positions(rows):
     return fig
 
 
-def of_study(draw):
+def read_study(path):
     """the rows that count, each once: seeds that stand twice in the file would look alike"""
-    return lambda paths: draw(counted(console.read_table(paths[0], STUDY, STUDY)))
+    rows = console.read_table(path, STUDY, STUDY)
+    for r in rows:
+        ppl, loss = r["what"].startswith("ppl"), r["what"] == "loss"
+        positions = r"[1-9]\d{0,17}(-[1-9]\d{0,17})?" if loss else ""
+        if (ppl or loss) and r["T"] == 0 or ppl and r["value"] == 0 or not re.fullmatch(positions, r["positions"]):
+            raise BadInput(f"{path}: {','.join(map(str, r.values()))}: expected a perplexity above 0, or a loss with "
+                           "positions such as 1 or 3-4, of windows of at least one token")
+    return counted(rows)
 
 
 FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
-           "heads": plot_heads, "study": of_study(draw_study), "positions": of_study(draw_positions),
-           "bias": plot_bias}
+           "heads": plot_heads, "study": lambda paths: draw_study(read_study(paths[0])),
+           "positions": lambda paths: draw_positions(read_study(paths[0])), "bias": plot_bias}
 
 
 def main(argv):

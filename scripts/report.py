@@ -22,7 +22,7 @@ import sys
 
 import console
 import plot
-from console import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, BadInput, field
+from console import COUNT, NUMBER, OBJECT, POSITIVE, TEXT, BadInput, field, fields
 
 NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fineweb": "fineweb-10B",
          "wikitext103_raw": "wikitext-103", "wikitext2_raw": "wikitext-2", "wikitext103": "wikitext-103, word-level",
@@ -92,11 +92,7 @@ def checked_options(options, where):
     """the flags of a training, which are used here"""
     needed = {"steps": COUNT, "total_batch": POSITIVE, "seed": COUNT,
               **dict.fromkeys(("pos", "train_files", "val_files"), TEXT)}
-    optional = {"T": POSITIVE, "pairs": TEXT, "load": TEXT, "qrels": TEXT}
-    for name, kind in {**needed, **optional}.items():
-        if name in options or name in needed:
-            field(options, name, kind, where)
-    return options
+    return fields(options, needed, {"T": POSITIVE, "pairs": TEXT, "load": TEXT, "qrels": TEXT}, where)
 
 
 def training_of(path, options, T):

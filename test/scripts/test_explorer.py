@@ -248,6 +248,9 @@ class TestExplorer(ClassFolder):
             self.assertEqual(code, 2, said)
             fits = re.search(r"expected a page of at most .* got .* MB for 399 tokens: give --tokens (\d+)", said)
             self.assertIn(int(fits[1]), range(2, 399))
+        other = self.shell("other", 'for last; do :; done; echo \'{"matrices": []}\' > "$last/bias_all_parts.json"\n')
+        code, out, said = called(explorer.main, *good, "--trainer", other)
+        self.assertIn("bias_all_parts.json: matrices: expected a list of objects, got []", said)
         self.assertFalse(os.path.exists(self.path("page.html")))
 
 

@@ -280,6 +280,19 @@ class TestPlot(Folder):
         self.refused("bias", self.file("torn.json", '{"bias": [[0'), naming="torn.json")
         self.refused("bias", self.file("ragged.json", {"bias": [[0], [1]]}), naming="row 1")
         self.refused("bias", self.file("other.json", [1]), naming="other.json")
+        one = {"layer": 0, "head": 0, "bias": [[0], [-1, 0]]}
+        for data, naming in (({"matrices": []}, "matrices: expected a list of objects, got []"),
+                             ({"matrices": [{"bias": [[0]]}]}, "layer: expected a whole number, got none"),
+                             ({"matrices": [{**one, "head": "a"}]}, 'head: expected a whole number or "mean", got "a"'),
+                             ({**one, "tokens": 5}, "tokens: expected a list, got 5")):
+            self.refused("bias", self.file("kind.json", data), naming="kind.json: " + naming)
+        self.file("other/step_00000001/config.json", {"position": 3})
+        self.refused("train", self.train_log("other"), naming="config.json: position: expected an object, got 3")
+        head = "model,trained_at,encoding,lr,seed,T,what,positions,value,commit\n"
+        for row in "64,loss,,2", "64,loss,x-y,2", "64,loss,0-0,2", "0,ppl,,2", "64,ppl,,0", "64,ppl,3,2":
+            for figure in "study", "positions":
+                self.refused(figure, self.file("study.csv", f"{head}m,64,a,1,1,{row},c\n"),
+                             naming=f"study.csv: m,64,a,1,1,{row},c: expected a perplexity above 0")
         self.refused("train", self.train_log(), "-o", self.path("no/where.png"), naming="where.png")
         self.refused("train", self.train_log(), "-o", self.path("x.foo"), naming="foo")
         self.assertEqual(called(plot.main, "train", self.path("run"), "-o", self.device("null", 3))[0], 0)
