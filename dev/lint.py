@@ -48,8 +48,7 @@ LIBM_ALLOWED = {
     "llmc/position/carope.cuh": "pow log1p exp sin cos",            # on the host; sin, cos of an angle in double
     "llmc/position/alibi.cuh": "exp2 log",              # once per head
     "llmc/position/fire.cuh": "log1p",                  # once per entry of a table, in double
-    "llmc/position/toeplitz.cuh": "pow cos",            # once per thread, or frequency and distance, of a table
-    "llmc/position/t5.cuh": "pow",                      # once per bucket, on the host
+    "llmc/position/toeplitz.cuh": "pow pow cos",        # once per bucket; per thread, or frequency and distance
 }
 
 # where the scripts are that a user starts

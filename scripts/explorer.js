@@ -51,7 +51,7 @@ function bias(head, i, j) {
   return head.log ? -(head.inside ? 1 : head.g[i]) * Math.log1p(a * a) : Math.fround(-head.g[i] * D);
 }
 
-function visible(model, head, i, j) {           // position/documents.cuh
+function visible(model, head, i, j) {           // position/tensors.cuh
   const begin = model.begins.length ? model.begins[i] : 0;
   return j <= i && j >= begin && (!head.window || j > i - head.window || j < begin + model.sinks);
 }

@@ -1,7 +1,7 @@
 // attention/visits.cuh -- which pairs of queries and keys attention computes, a tile at a time.
 //
 // A query sees the keys up to its own (causal) or all keys of its sequence, except those that the mask hides: outside
-// the window, after the sinks, in another document (AttentionMask, position/documents.cuh). A sequence of the batch may
+// the window, after the sinks, in another document (AttentionMask, position/tensors.cuh). A sequence of the batch may
 // end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is one
 // whose weights are 0 because of the bias (first_key, choose_cpu.cuh).
 #pragma once

@@ -384,7 +384,7 @@ void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std
         matrices.push_back({{"layer", l}, {"head", "mean"}, {"bias", json_matrix({mean.begin(), mean.end()}, T)}});
     }
     Json j = {{"pos", model.config.position.name}, {"tokens", labels}};
-    if (head == BIAS_PARTS) {                               // which keys are visible: position/documents.cuh
+    if (head == BIAS_PARTS) {                               // which keys are visible: position/tensors.cuh
         const AttentionMask& mask = model.config.position.mask;
         std::vector<int> begins(mask.by_document() ? (size_t)T : 0);
         copy_to_host(begins.data(), acts.documents, sizeof(int) * begins.size(), model.stream);

@@ -17,7 +17,6 @@
 #include "grape.cuh"
 #include "rope.cuh"
 #include "ssmax.cuh"
-#include "t5.cuh"
 #include "toeplitz.cuh"
 #endif
 
