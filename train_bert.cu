@@ -1,5 +1,5 @@
 // train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling, and
-// contrastive fine-tuning on (query, positive, negatives), whose step is in llmc/lab/encode.h.
+// contrastive fine-tuning on (query, positive, negatives), whose step is in llmc/lab/use_bert.h.
 //
 // Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalizes after each
 // residual (post-LN), and predicts only the tokens that were masked.

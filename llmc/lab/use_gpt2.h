@@ -1,10 +1,169 @@
-// lab/use_gpt2.h -- the flags of train_gpt2 that use a trained model: what they exclude, the files that they name, and
-// the work. Templates over the trainer's model, as in evaluate.h and generate.h.
+// lab/use_gpt2.h -- the uses of a trained GPT-2: it generates text, one token at a time, with a cache of the earlier
+// tokens; the flags that request a use, what they exclude and which files they name; and the work.
+//
+// The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
+// S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
+// Templates over the trainer's model: they call activations_* as evaluate.h does, and gpt2_forward.
 #pragma once
 
-#include "generate.h"
+#include <numeric>
+
+#include "../engine/text/tokenizer.h"
+#include "../matmul.cuh"
+#include "evaluate.h"
 #include "tasks.h"
 #include "validate.h"
+
+constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
+
+struct Sampling {
+    double temperature = 1.0;       // 0: the likeliest token
+    int top_k = 0;                  // among the k likeliest, 0: all
+    double top_p = 1.0;             // among the likeliest whose probabilities reach p
+    uint64_t seed = 42;
+};
+
+// u uniform in [0, 1) -> a token. Ties go to the smaller id.
+inline int sample_token(const std::vector<float>& logits, const Sampling& s, double u) {
+    const int V = (int)logits.size();
+    if (s.temperature == 0.0) { return (int)(std::max_element(logits.begin(), logits.end()) - logits.begin()); }
+    std::vector<int> order(V);
+    std::iota(order.begin(), order.end(), 0);
+    const int keep = s.top_k > 0 && s.top_k < V ? s.top_k : V;
+    const auto likelier = [&](int a, int b) { return logits[a] > logits[b] || (logits[a] == logits[b] && a < b); };
+    if (keep < V || s.top_p < 1.0) { std::partial_sort(order.begin(), order.begin() + keep, order.end(), likelier); }
+    const double largest = *std::max_element(logits.begin(), logits.end());
+    std::vector<double> p(keep);
+    double sum = 0;
+    for (int k = 0; k < keep; k++) { sum += p[k] = portable_exp((logits[order[k]] - largest) / s.temperature); }
+    int last = keep - 1;
+    if (s.top_p < 1.0) {
+        double nucleus = 0;
+        for (int k = 0; k < keep; k++) {
+            nucleus += p[k];
+            if (nucleus >= s.top_p * sum) { last = k; sum = nucleus; break; }
+        }
+    }
+    double at = 0;
+    for (int k = 0; k < last; k++) {
+        at += p[k];
+        if (u * sum < at) { return order[k]; }
+    }
+    return order[last];
+}
+
+// The ids of a prompt: its bytes, or the tokenizer's ids, or without one that can encode, numbers ("15496 995"). For an
+// empty prompt the end-of-text id, or a newline
+inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
+    std::vector<int> ids;
+    if (V != 256 && tokenizer != nullptr && tokenizer->cannot_encode.empty()) {
+        ids = tokenizer->encode(text);
+        if (ids.empty()) { ids.push_back(std::max(tokenizer->eot, 0)); }
+        return ids;
+    }
+    std::string why = "there is no --tokenizer";
+    if (tokenizer != nullptr) { why = tokenizer->path + ": " + tokenizer->cannot_encode; }
+    if (V == 256) {
+        for (const char c : text.empty() ? std::string("\n") : text) { ids.push_back((unsigned char)c); }
+        return ids;
+    }
+    size_t at = 0;
+    while ((at = text.find_first_not_of(" ,", at)) != std::string::npos) {
+        const size_t end = std::min(text.find_first_of(" ,", at), text.size());
+        const std::string word = text.substr(at, end - at);
+        char* rest = nullptr;
+        const long id = strtol(word.c_str(), &rest, 10);
+        check(*rest == '\0' && id >= 0 && id < V,
+              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"",
+              word.substr(0, 40).c_str(), V, why.c_str());
+        ids.push_back((int)id);
+        at = end;
+    }
+    if (ids.empty()) { ids.push_back(V == 50257 ? 50256 : 0); }
+    return ids;
+}
+
+// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and
+// they would ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
+inline std::string visible(const std::string& s) {
+    std::string out;
+    for (size_t i = 0; i < s.size(); i++) {
+        const unsigned char c = (unsigned char)s[i], next = i + 1 < s.size() ? (unsigned char)s[i + 1] : 0;
+        if (c == 0xC2 && next >= 0x80 && next < 0xA0) {
+            out += strprintf("\\x%02x", next);
+            i++;
+        } else {
+            out += (c < 32 && c != '\n' && c != '\t') || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
+        }
+    }
+    return out;
+}
+
+// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
+// t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
+template <class Model, class Acts>
+void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std::vector<float>& logits,
+                    StepGraph* graph = nullptr) {
+    const int C = model.config.C, Vp = model.config.Vp();
+    settle_weights(model);
+    acts.batch.load(0, 1, ids, nullptr, (size_t)n, model.stream);
+    const bool records = graph != nullptr && StepGraph::records;
+    const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
+    const auto step = [&] {
+        gpt2_forward(model, acts, 1, n, start);
+        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
+        const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
+        matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)
+    };
+    if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
+    logits.resize((size_t)model.config.V);
+    copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
+}
+
+// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded if there
+// is a tokenizer.
+template <class Model>
+std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
+                          const Tokenizer* tokenizer, FILE* out) {
+    const Doing generating("generating");
+    const int64_t reach = position_max_length(model.config.position);
+    check(n <= reach - (int64_t)prompt.size(),
+          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a smaller --tokens",
+          prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
+    const size_t most = prompt.size() + (size_t)n;
+    auto acts = activations_describe(model, 1, (int)most, Purpose::Generate, 0, (int)prompt.size());
+    activations_allocate(acts);
+    std::vector<int> ids = prompt;
+    std::vector<float> logits;
+    size_t read = 0;                                        // of ids, by the model
+    StepGraph graph;                                        // from the second token on: the first one loads the kernels
+    Utf8Stream text;
+    auto print = [&](int id, bool first) {
+        if (out == nullptr) { return; }
+        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->shown(id, first))).c_str(), out); }
+        else { fprintf(out, "%s%d", first ? "" : " ", id); }
+        fflush(out);
+    };
+    for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }
+    if (out != nullptr && prompt.size() >= LONG_PROMPT) {
+        say("reading %zu tokens of prompt at once; the time that it takes grows with their square", prompt.size());
+    }
+    while (ids.size() < most && stop_signal == 0) {
+        const size_t count = ids.size() - read;
+        forward_logits(model, acts, &ids[read], (int)count, (int)read, logits, read > prompt.size() ? &graph : nullptr);
+        read += count;
+        check_finite("logits", logits.data(), logits.size());
+        const double u = uniform01(sampling.seed, checksum("generate"), (uint64_t)(read - prompt.size()));
+        ids.push_back(sample_token(logits, sampling, u));
+        print(ids.back(), false);
+    }
+    if (out != nullptr) { fprintf(out, "%s\n", text.flush().c_str()); }
+    acts.release();
+    return std::vector<int>(ids.begin() + (long)prompt.size(), ids.end());
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the flags and their work
 
 constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --generate and --dump_bias";
 

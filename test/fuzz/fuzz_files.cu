@@ -13,8 +13,7 @@
 #include <sstream>
 
 #include "llmc/engine/text/documents.h"
-#include "llmc/lab/generate.h"
-#include "llmc/lab/tasks.h"
+#include "llmc/lab/use_gpt2.h"
 #include "llmc/engine/run/plan.h"
 
 namespace {
