@@ -87,22 +87,11 @@ struct DecodePiece {
     lanes x[DECODE_PIECE / LANES];
 };
 
-struct alignas(16) DecodeWords {
-    uint32_t w[4];
-};
-
 // The first n of them, then zeros. Never reads after n: there may be no memory.
 template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p, int n) {
     DecodePiece piece;
-    if (ON_GPU && sizeof(T) == 2 && n >= DECODE_PIECE && (size_t)p % 16 == 0) {         // a piece at once
-        const DecodeWords words = *(const DecodeWords*)p;
-        float* x = (float*)piece.x;
-        UNROLL
-        for (int i = 0; i < 4; i++) {                       // a bf16 is the upper half of a float32
-            x[2 * i] = bits_to_float((int32_t)(words.w[i] << 16));
-            x[2 * i + 1] = bits_to_float((int32_t)(words.w[i] & 0xffff0000u));
-        }
-        return piece;
+    if constexpr (ON_GPU && sizeof(T) == 2) {
+        if (n >= DECODE_PIECE && (size_t)p % 16 == 0) { return bits_as<DecodePiece>(load_pack<DECODE_PIECE>(p)); }
     }
     UNROLL
     for (int r = 0; r < DECODE_PIECE / LANES; r++) {
