@@ -70,8 +70,7 @@ struct BERTConfig {
     X(headlnb,   0,     C,      0,     constant(0.0f),   false) \
     X(decoderb,  0,     Vp,     0,     constant(0.0f),   false)
 
-// The same tensors in a checkpoint: NAME.weight and NAME.bias, by Hugging Face's names. BERT's linear weights are
-// stored (out, in), as ours.
+// The same tensors in a checkpoint: NAME.weight and NAME.bias, by Hugging Face's names; linear weights are (out, in).
 #define BERT_FILES(F) \
     /* name                         weight    bias      row0   rows */ \
     F("attention.self.query",       qkvw,     qkvb,     0,     C)     \

@@ -73,8 +73,7 @@ void adamw_update(floatX* weights, float* master, const float* grads, float* m, 
 void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
                    int t, Stream stream);
 
-// The norm of the gradient: squares are summed over chunks of a fixed size, then the chunks in order, so it does not
-// depend on threads or ranks.
+// The norm of the gradient, the same for any threads and ranks: squares are summed over fixed chunks, then in order.
 constexpr size_t NORM_CHUNK = SLICE_UNIT;
 // Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.
 size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream);

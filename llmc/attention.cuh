@@ -153,8 +153,7 @@ inline size_t attention_backward_shared(const AttentionDims& dims) {
 }
 
 // One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
-// queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk carries no scale of its own:
-// Q_tile has it.
+// queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk has its scale from Q_tile.
 template <bool Causal, class Bias>
 __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_dot, const floatX* dout,
                                           const floatX* qkv, const floatX* out, const float* lse, Bias bias,
@@ -260,8 +259,7 @@ inline size_t portable_attention_backward_scratch(int B, int T, int NH, int HS) 
     return (size_t)B * NH * T * (round_up(HS, LANES) + 1);
 }
 
-// dqkv (B,T,OC): the q, k and v columns are overwritten; what the bias functor sums is added to. dout, out (B,T,C), lse
-// (B,NH,T)
+// dqkv (B,T,OC): the q, k and v columns are overwritten, the bias functor's sums grow. dout, out (B,T,C), lse (B,NH,T)
 template <bool Causal, class Bias>
 void portable_attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                                  const float* lse, const Bias& bias, const AttentionDims& dims, int B, Stream stream) {

@@ -83,8 +83,7 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t
 // dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
 void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
                         const EmbeddingRows& plan, int C, Stream stream);
-// dinp (N,C), dout (n,C), rows (n) all different, since blocks write in any order; the other rows of dinp stay as they
-// are
+// dinp (N,C), dout (n,C), rows (n) all different, as blocks write in any order; the other rows of dinp stay.
 void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream);
 // out (N,C) += row (C)
 void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream);

@@ -44,8 +44,7 @@ struct GeluErf {
     }
 };
 
-// Each thread takes every (number of threads)-th pack of P neighbouring elements: on a GPU one load of 16 bytes, on a
-// CPU one SIMD register.
+// Each thread takes every (number of threads)-th pack of P elements: on a GPU a load of 16 bytes, on a CPU a register.
 template <class Gelu, int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
     const GridSpan s = grid_span(N / P);
     SIMD

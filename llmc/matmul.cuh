@@ -10,8 +10,7 @@
 #include "base/matrix.cuh"
 #include "gelu.cuh"
 
-// Bytes of the device, in addition to the arrays: scratch memory that cuBLASLt may use for split sums. A product of xl
-// splits into parts of 100 MB.
+// Bytes of the device, in addition to the arrays, for cuBLASLt's split sums. xl splits a product into parts of 100 MB.
 constexpr size_t MATMUL_WORKSPACE = ON_GPU ? (size_t)128 << 20 : 0;
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null.
 // row: elements from a row of out or residual to the next, 0: OC

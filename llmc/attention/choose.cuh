@@ -28,8 +28,7 @@ template <bool Causal>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream);
 
-// Tiles that the bias has zeroed are skipped from this length on; below it, finding them costs a GPU about what it
-// saves.
+// Tiles that the bias has zeroed are skipped from this length on. Below it, finding them costs a GPU what it saves.
 constexpr int TILE_SKIP_T = 2048;
 inline bool skips_tiles(int T, const PositionView& v) {
     return flash_skips(encoding_traits(*v.config).form) && T >= TILE_SKIP_T && v.run->tile_skip != TileSkip::Off;

@@ -1,5 +1,4 @@
-// attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for every
-// encoding.
+// attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for any encoding.
 //
 //   logit_j = scale q.k_j + f B_j     P = softmax_j(logit)     out = P v     for the query at t0, over the keys 0 .. t0
 //   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). Split s
@@ -28,8 +27,7 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
 }
 
 // out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
-// scratch: attention_decode_scratch floats. The same as attention_forward<true> of one token, except for the order of
-// its sums.
+// scratch: attention_decode_scratch floats. As attention_forward<true> of one token, but for the order of its sums.
 void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                       Stream stream);
 
@@ -37,8 +35,7 @@ void attention_decode(floatX* out, const floatX* qkv, float* scratch, const Posi
 inline size_t attention_scratch(int B, int stride, int NH, int HS) {
     return std::max(attention_forward_scratch(B, stride, NH), attention_decode_scratch(B, stride, NH, HS));
 }
-// Causal attention of T new tokens per sequence, as attention_forward. A single token that continues a text takes
-// attention_decode.
+// Causal attention of T new tokens per sequence; by attention_decode for a single token that continues a text.
 inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                       Start start, Stream stream) {
     if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
@@ -157,8 +154,7 @@ inline size_t attention_decode_shared(int HS) {
     return sizeof(float) * (parts * DECODE_PIECE + parts * DECODE_LD + workers * DECODE_PIECE);
 }
 
-// scores (parts,DECODE_LD) = query k^T, one piece of one of the nj keys per thread at a time. v: the keys' values, to
-// prefetch them
+// scores (parts,DECODE_LD) = query k^T, one piece of one of the nj keys per thread at a time. v: values to prefetch
 __device__ __forceinline__ void decode_scores(float* scores, const float* query, const floatX* k, const floatX* v,
                                               int nj, int HS, int OC) {
     const int parts = ceil_div(HS, DECODE_PIECE);
@@ -273,8 +269,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     }
 }
 
-// out (BNH,HS) from partial (BNH,splits,HS+2), one block per (batch, head). O_s of a split that weighs nothing may not
-// have been written, so it is not read.
+// out (BNH,HS) from partial (BNH,splits,HS+2), a block per (batch, head). O_s of a split without weight is not read.
 static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, Start start, int HS) {
     const int splits = decode_splits(start.position());
     float* weight = dynamic_shared();                       // (splits): e^(m_s - M)

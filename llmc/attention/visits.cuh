@@ -15,8 +15,7 @@ constexpr int ATTENTION_THREADS = 64;
 // tensor-core kernels skip tiles
 constexpr bool LAST_TILE_FIRST = !ON_GPU;
 
-// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv buffer
-// (B,stride,OC).
+// Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv (B,stride,OC).
 struct AttentionDims {
     int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor

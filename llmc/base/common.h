@@ -265,8 +265,7 @@ struct IoCall {
 };
 
 // CABLE_FAULT=CALL:N:WHAT[:always] in the environment makes the N-th CALL go wrong ("any": the N-th of all calls), and
-// with `always` every one after it too. WHAT is an error, or "short" (a write takes half of its bytes), or "kill"
-// (SIGKILL instead of the call).
+// with `always` every one after it too. WHAT is an error, "short" (a write takes half its bytes) or "kill" (SIGKILL).
 struct PlantedFault {
     std::string call;                   // CALL
     bool halves = false, kills = false; // WHAT is "short", "kill"

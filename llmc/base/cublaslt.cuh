@@ -3,11 +3,9 @@
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
 // NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
 // algorithm is the heuristic's first, a function of the library, the GPU and the shape, so a resumed run has the bits
-// of one that never stopped. (The fastest of its first sixteen, measured one by one, did not make a step faster:
-// docs/results.md, "On a GPU".)
+// of one that never stopped. (The fastest of its first sixteen made no step faster: docs/results.md, "On a GPU".)
 //
-// An epilogue works on the float32 sums before they are rounded, in tiles that are still in registers. docs/gpu.md says
-// which ones a step uses, and why.
+// An epilogue works on the float32 sums before they are rounded, still in registers. docs/gpu.md has those of a step.
 #pragma once
 
 #include <array>
@@ -86,8 +84,7 @@ inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p
 }
 #define LT_CHECK(call) lt_check(call, #call, p)
 
-// cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second`
-// A.
+// cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second` A.
 inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataType_t type, const LtProduct& p) {
     cublasLtMatrixLayout_t layout = nullptr;
     const int rows = is_transposed(m) ? m.rows : m.cols;        // the array's, columns first
@@ -151,8 +148,7 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes));
     };
-    // A split sum is kept in float32 and added up in a separate step; the excluded schemes round its parts to the
-    // output's type.
+    // A split sum is kept in float32 and added up apart; the excluded schemes round its parts to the output's type.
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t alignment = 16;              // bytes: cublaslt_product has checked this for all pointers
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes));
@@ -211,8 +207,7 @@ inline LtPlan& lt_plan_of(CublasLt& lt, const LtProduct& p, int leaves) {
     return plan;
 }
 
-// Computes p, or returns false if the portable kernel must: the library's fast kernels need rows that start on 16
-// bytes.
+// Computes p; false if the portable kernel must: the library's fast kernels need rows that start on 16 bytes.
 inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;

@@ -1,5 +1,4 @@
-// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread, or RACE_THREADS of them. Included only
-// by device.h.
+// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread (or RACE_THREADS). For device.h only.
 #pragma once
 
 #include <atomic>
@@ -65,8 +64,7 @@ struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
-// `lanes` is one SIMD register: arithmetic on it is elementwise, and a float operand is broadcast. block_matmul keeps
-// MICRO_M x MICRO_N registers of sums.
+// `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul sums in MICRO_M x MICRO_N.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)

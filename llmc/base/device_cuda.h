@@ -1,5 +1,4 @@
-// base/device_cuda.h -- what device.h promises, in CUDA's words; the simt build reads it too. Included only by
-// device.h.
+// base/device_cuda.h -- what device.h promises, in CUDA's words; the simt build has it too. For device.h only.
 #pragma once
 
 constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
@@ -64,8 +63,7 @@ template <class T> __device__ inline T block_scan(T x) {
 // ----------------------------------------------------------------------------------------------------------
 // errors
 
-// What was launched last, for messages: a fault inside a kernel is only reported by a later call, the first that waits
-// for it.
+// What was launched last, for messages: the first later call that waits for a kernel reports a fault inside it.
 inline const char* last_text = nullptr;                     // launch()'s arguments as they are written, kernel first
 inline Grid last_grid(0, 0, 0, nullptr);
 inline std::string last_launch_text() {
@@ -194,8 +192,7 @@ inline Stream new_stream() {
 // The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
 // the null stream it can be recorded.
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
-// The stream of what runs beside it: the exchange between ranks. Its blocks start before those of device_stream() that
-// wait for a multiprocessor.
+// The stream of the exchange between ranks. Its blocks start before those of device_stream() that wait for a processor.
 inline Stream second_stream() {
     static const Stream s = [] {
         int least = 0, greatest = 0;

@@ -323,8 +323,7 @@ template <bool Turned> inline void pack_tile(uint32_t* tile, const Matrix<const 
     }
 }
 
-// How gemm() packs panels and multiplies them by tiles: of each 32 k of a panel first the tile of rows or columns 0 to
-// 15, then that of 16 to 31
+// How gemm() packs panels and multiplies them by tiles: of each 32 k the rows or columns 0 to 15, then 16 to 31
 template <class Tiles> struct GemmTiles {
     static constexpr int ROWS = 2 * TILE, COLUMNS = 2 * TILE;
     static void begin() { Tiles::begin(); }

@@ -81,8 +81,7 @@ template <class T> bool isfinite_works_for() {
 inline bool isfinite_works() { return isfinite_works_for<float>() && isfinite_works_for<double>(); }
 
 // ----------------------------------------------------------------------------------------------------------
-// limits: /proc/meminfo and the number of cores are the whole machine's, and the control groups of a process, such as a
-// container's, may allow less
+// limits: /proc/meminfo and the number of cores are the machine's; a container's control group may allow less
 
 // All of a file whose size the kernel gives as 0; "" if there is none
 inline std::string kernel_text(const std::string& path) {

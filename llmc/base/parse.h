@@ -1,5 +1,4 @@
-// base/parse.h -- values as text and text as values, taken whole or not at all: what a flag, a hyperparameter or a list
-// may hold.
+// base/parse.h -- values as text and text as values, taken whole or not at all: of flags, hyperparameters and lists.
 #pragma once
 
 #include <cmath>
@@ -76,8 +75,7 @@ inline Names words_of(const std::string& text) {
     return words;
 }
 
-// Joins pieces of text with spaces. The first one begins at column `at`; a piece that would extend beyond `columns`
-// begins a new line at column `indent`.
+// Joins pieces of text with spaces, from column `at` on. A piece beyond `columns` begins a new line at column `indent`.
 inline std::string wrapped(const Names& pieces, size_t at, size_t indent, size_t columns = HELP_COLUMNS) {
     std::string s;
     for (const std::string& piece : pieces) {

@@ -1,5 +1,4 @@
-// base/portable.h -- numbers that have the same bits on every machine: log, exp, powers, sin and cos in double, and
-// random numbers.
+// base/portable.h -- numbers with the same bits on every machine: log, exp, powers, sin, cos in double; random numbers.
 #pragma once
 
 #include "device.h"
@@ -83,8 +82,7 @@ __host__ __device__ inline float portable_log2f(float x) {
 // random numbers: a value is a pure function of its coordinates, never of a hidden state
 //
 // hash64(seed, a, b) mixes up to three 64-bit words (the finalizer of SplitMix64, Steele et al. 2014, chained), so the
-// draw for (seed, tensor, element) or (seed, epoch, sample) is the same on every machine, thread and rank, and after a
-// restart.
+// draw for (seed, tensor, element) or (seed, epoch, sample) is the same on every machine, thread, rank and restart.
 
 __host__ __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;

@@ -1,5 +1,4 @@
-// base/ptx.cuh -- one function per instruction of the tensor cores and what feeds them, each named after its PTX
-// instruction.
+// base/ptx.cuh -- a function per instruction of the tensor cores and what feeds them, named after its PTX instruction.
 //
 // lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or
 // row in the low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole
@@ -102,8 +101,7 @@ struct WgmmaTile {
     }
 };
 // wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64, 32 or 8: d (64,N) += a (64,16) b (16,N), by which warp w
-// takes the rows from 16 w on; wgmma_set: d = a b. Asynchronous: what it reads and writes may be touched after
-// wgmma_wait.
+// takes the rows from 16 w on; wgmma_set: d = a b. What they read and write may be touched after wgmma_wait.
 //   d[n]  columns 8 n .. 8 n + 7 of the warp's rows, in the registers of mma_m16n8k16
 //   a     the warp's rows, in those registers; or row r is 16 numbers of row r of a tile, `at` bytes from its start
 //   b     column c is 16 numbers of row c of a tile, `at` bytes from its start. Transposed: row k is row k of the tile
@@ -159,8 +157,7 @@ __device__ inline void wgmma_wait() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
-// fence.proxy.async: what this thread has written to shared memory, cp.async included, is seen by products that start
-// after the next barrier
+// fence.proxy.async: products after the next barrier see what this thread wrote to shared memory, cp.async included
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 struct WgmmaTile { __device__ explicit WgmmaTile(const void*, int = 0) {} };
@@ -179,8 +176,7 @@ __device__ inline void fence_proxy_async() {}
 // asynchronous copies
 
 // cp.async.cg.shared.global, 16 bytes, both addresses aligned to 16; zeros if !valid (src-size 0: then `global` is not
-// read). The thread's own copy is there after cp_async_wait, the other threads' copies after a barrier that follows
-// their wait.
+// read). The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows it.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");

@@ -128,8 +128,7 @@ PositionShape position_shape(const Config& c, int B, int stride, bool decodes = 
     return {c.L, c.NH, c.C / c.NH, B, stride, Config::causal, decodes};
 }
 
-// The activations of one shape, and the tokens they belong to. Pointers: the trainer's struct of them, made from its
-// table.
+// The activations of one shape, and their tokens. Pointers: the trainer's struct of them, made from its table.
 template <class Pointers> struct ActivationsOf {
     int B = 0, T = 0;                                       // capacity
     int piece = 0;                                          // tokens of a sequence that one forward takes: T, or fewer
@@ -214,8 +213,7 @@ template <class Pointers> struct ActivationsOf {
     }
 };
 
-// Loads (B,T) tokens and the targets, which only some of the tokens have; returns the rows of these. targets: may be
-// null; lengths (B) or null: all T
+// Loads (B,T) tokens and targets; returns the rows that have a target. targets: may be null; lengths (B) or null: all T
 template <class Model, class Acts>
 std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, const int* tokens, const int* targets,
                             const int* lengths, int B, int T, bool backward) {

@@ -191,8 +191,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     return e;
 }
 
-// A record of log.jsonl, with rope's stretch at this length, if any, its base, if it is not the checkpoint's, and the
-// window, if any
+// A record of log.jsonl, with rope's stretch at this length, its base if not the checkpoint's, and the window, if any
 inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     const Json stretch = rope_scaling_json(position, T);
     if (!stretch.is_null()) { record["rope_scaling"] = stretch; }

@@ -26,8 +26,7 @@ template <class Model, class Acts> bool forgets(const Model& model, const Acts& 
     return true;
 }
 
-// The longest way back from a query of the piece t0 .. t0 + n - 1 to the first key that its tile visits; INT_MAX if
-// that may be a key that is lost
+// The longest way back from a query t0 .. t0 + n - 1 to the first key that its tile visits; INT_MAX if that may be lost
 template <class Model, class Acts> int longest_reach(const Model& model, const Acts& acts, int t0, int n) {
     const int NH = model.config.NH, tiles = ceil_div(acts.T, ATTENTION_TILE);
     const int from = t0 / ATTENTION_TILE, to = ceil_div(t0 + n, ATTENTION_TILE);
@@ -45,8 +44,7 @@ template <class Model, class Acts> int longest_reach(const Model& model, const A
     return reach;
 }
 
-// Calls f(table, data, i) for the tensors that have a row or a column for each key: qkv and lse, and what the encoding
-// has of each token and head
+// Calls f(table, data, i) for the tensors with a row or a column for each key: qkv, lse, and the encoding's over time
 template <class Acts, class F> void each_over_keys(Acts& acts, F f) {
     for (const char* name : {"qkv", "lse"}) { f(acts.table, acts.data, (size_t)acts.table.find(name)); }
     for (size_t i = 0; i < acts.position_table.specs.size(); i++) {

@@ -23,8 +23,7 @@ void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, co
     pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
 }
 
-// The same with out on the host, for rows <= sequences_that_fit(acts, T). Neither the other rows nor the padding change
-// the embedding of a row.
+// The same with out on the host, for rows <= sequences_that_fit(acts, T). Other rows and padding change no embedding.
 template <class Model, class Acts>
 void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
     float* pooled = (float*)acts.a.fch();       // which the forward has read for the last time, and which is larger
@@ -84,8 +83,7 @@ struct Embeddings {
 };
 
 // Embeds the documents of a collection, cut to max_tokens. Those of a batch have about the same length. The longest
-// come first, so that a lack of memory shows at once. A collective: the ranks share the batches, and each gets all
-// embeddings.
+// come first, so that a lack of memory shows at once. A collective: ranks share the batches; each gets all embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
     const Doing encoding("encoding documents");
@@ -209,8 +207,7 @@ struct BERTData : TokenData {
     explicit BERTData(const Run& run)
         : TokenData(run, run.trains && run.o.pairs.empty(), evaluates_lengths(run.o)) {}
 
-    // The vocabulary that the data wants of the model, 0: there is no data. That of bytes has [CLS], [SEP], [MASK],
-    // [PAD] too.
+    // The vocabulary that the data wants of the model, 0: no data. That of bytes has [CLS], [SEP], [MASK], [PAD] too.
     int vocab() const {
         if (!any()) { return 0; }
         return any()->vocab == 256 ? BYTE_VOCAB : any()->vocab;

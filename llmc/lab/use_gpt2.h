@@ -120,8 +120,7 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
     copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
 
-// Continues the prompt by n tokens and returns them; prints them to `out` as they come (null: silent), decoded if there
-// is a tokenizer.
+// Continues the prompt by n tokens, which it returns and prints to `out` (null: silent), as text with a tokenizer.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {

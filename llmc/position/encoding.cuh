@@ -8,8 +8,7 @@
 //   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
 // and, if need be, defaults, hooks and score_factor. The functor is the template argument of a GPU's attention
 // kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
-// share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one step
-// by step.
+// share the compiled kernels. alibi.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one.
 #pragma once
 
 #include <climits>
@@ -29,8 +28,7 @@
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
 //   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
-// The biases that decay without end, so that whole tiles have weights of 0 (flash/reach.cuh, choose_cpu.cuh). The
-// rest have heavy tails.
+// Biases that decay without end, unlike the rest: whole tiles have weights of 0 (flash/reach.cuh, choose_cpu.cuh).
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }

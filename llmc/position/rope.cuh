@@ -11,8 +11,7 @@
 //                               one for longer texts, and q.k times 1 + ln s / ln T_original
 //   backward: dq and dk are turned back. saves rope_table (T,R): cos and sin of each pair, shared by heads and layers.
 //
-// With clock=cable the angle is S_t f_i, where S is the running sum of cable.cuh, each head's own, so that logits
-// depend on S_i - S_j:
+// With clock=cable the angle is S_t f_i, S the running sum of cable.cuh, each head's own: logits depend on S_i - S_j.
 //   z_t = x_t . w + c     b_t = ReLU(z_t)     S_t = sum_{k<=t} b_k         w (NH,C): extra rows of the qkv matmul
 //   backward: dS_t = sum_i f_i (q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k), of the turned q and dq; then cable's
 // c starts at 1, so that S_t is about t at first, and training begins near rope. saves S as cable does.
@@ -49,8 +48,7 @@ static std::vector<double> rope_frequencies(const PositionConfig& run, double th
 constexpr int ROPE_LAUNCH = 64;                             // pairs of a launch: all of a head of up to 128 channels
 struct RopeFrequencies { double of[ROPE_LAUNCH]; };
 
-// One block per pair, from `first` on: rows t0 .. t0+T-1 of the table. Angles in double: a float angle is
-// off by 0.004 at t = 100,000.
+// One block per pair, from `first` on: rows t0 .. t0+T-1. In double: a float angle is off by 0.004 at t = 100,000.
 static __global__ void rope_table_kernel(float* table, int T, Start start, int R, int first,
                                          RopeFrequencies frequencies) {
     const int t0 = start.position();

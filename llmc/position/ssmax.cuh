@@ -20,8 +20,7 @@ struct SSMaxKeys {
     int stride;
     bool causal;
 
-    // how many of the first `tokens` keys query i sees, including its own; causal: of the first i + 1. mask: its
-    // sequence's
+    // how many of the first `tokens` keys (causal: i + 1) query i sees, its own included. mask: its sequence's
     __device__ static int count(const AttentionMask& mask, int i, int tokens) {
         const int begin = mask.begin(i);
         tokens -= begin;

@@ -1,5 +1,4 @@
-// position/table.h -- the table of positional encodings. A new one is a header beside this file, and an include and a
-// row here (docs/new_encoding.md).
+// position/table.h -- the table of positional encodings: a new one is a header beside this file, an include and a row.
 #pragma once
 
 #include <map>
@@ -224,8 +223,7 @@ inline void set_hyperparameter(Hyperparameter& h, const std::string& found, cons
 // What a key that is not given means: today's default, or, in a config.json, what there was before it
 enum class AbsentKeys { Default, Old };
 
-// "t5_clip:K=64" -> the encoding with its defaults for T_train and the given values. Unknown names and keys are errors
-// that list what there is.
+// "t5_clip:K=64" -> the encoding with its defaults for T_train and these values. Errors list the known names and keys.
 inline EncodingConfig parse_encoding(const std::string& text, int T_train, AbsentKeys absent) {
     EncodingConfig config;
     const size_t colon = text.find(':');

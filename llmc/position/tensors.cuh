@@ -71,8 +71,7 @@ struct AttentionMask {
     }
 };
 
-// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: for each token, where its document begins: at the last
-// end_of_text up to it, or at 0
+// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: of each token, the last end_of_text up to it, or 0
 void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start, int stride,
                     Stream stream);
 
@@ -251,8 +250,7 @@ struct PositionTables : PositionShape {
 
     explicit PositionTables(const PositionShape& shape = {}) : PositionShape(shape), columns_of((size_t)shape.L) {}
 
-    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint, after that of the layer or the
-    // model
+    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint, after the layer's or model's
     void param(Parameter&, const char* name, const char* file, Per per, size_t rows, size_t cols,
                const ParameterRule& rule) {
         TensorSpec s = spec(name, per, rows, cols);

@@ -63,8 +63,7 @@ static __global__ void toeplitz_fill_kernel(float* table, Value value, int T, in
 }
 
 // One block per head: gradient[h] += sum over the diagonals of value.term(n, h, i - j, dB), dB: the gradient of the
-// loss in the bias of that diagonal, summed over the batch. In double, because the terms cancel: each row of dlogit
-// sums to 0.
+// loss in that diagonal's bias, summed over the batch. In double, as the terms cancel: each row of dlogit sums to 0.
 template <class Value>
 static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dtable, Value value, int n, int B, int T,
                                                 int NH, int columns) {

@@ -119,8 +119,7 @@ template <FlashBias Kind> struct FlashPlaces {
 // ----------------------------------------------------------------------------------------------------------
 // the forward
 
-// The columns for the queries of tile m: group 2 meets keys on the left, 3 keys on the right. Groups 0 and 1 are the
-// stages of the keys
+// The columns for the queries of tile m: 0 and 1 are the stages of the keys, 2 meets keys on the left, 3 on the right
 template <bool Causal, FlashBias Kind> struct FlashForwardColumns {
     static constexpr bool USED = flash_columns(FLASH_FORWARD, Kind);
     bf16* tile;

@@ -89,8 +89,7 @@ struct FlashFireSums {
         for (int e = threadIdx.x % 32; e < FIRE_PIECES * FIRE_SUMS; e += 32) { of[e] = 0.0; }
         syncwarp();
     }
-    // The pairs of FlashFire::meet. All of them are counted for the first piece; then, break by break, what is above it
-    // moves on.
+    // The pairs of FlashFire::meet. All are counted for the first piece; break by break, what is above it moves on.
     template <class Values>
     __device__ void add(const FlashFire& fire, const Values& dlogit, const Values& y, const Values& by_c,
                         const Values& by_L) const {

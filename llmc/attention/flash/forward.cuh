@@ -47,8 +47,7 @@ __device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OW
 }
 
 // scores (FLASH_ROWS,64) become the bias over scale, without row_bias: what the product may then add q.k to, so that
-// no logit waits for it. Edge: the tile of the own queries and the last one, with pairs on both sides.  keys_inv:
-// args.inv of the tile
+// no logit waits for it. Edge: the queries' own tile and the last one, with pairs on both sides. keys_inv: of the tile
 template <bool Causal, FlashBias Kind, bool Edge>
 __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, FlashRowBias& rows,
                                         const float* tile_bias, const FlashFire& fire, const float* keys_inv) {
@@ -133,8 +132,7 @@ __device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const Flash
 // ----------------------------------------------------------------------------------------------------------
 // the kernel
 
-// The state of the online softmax: per row the reference of its exponents and this lane's part of the sum of P; the
-// output that belongs to them.
+// The state of the online softmax: each row's reference of exponents, this lane's part of the sum of P, and the output.
 template <int HS> struct FlashSoftmax {
     float largest[FLASH_OWN];
     float sum[FLASH_OWN];

@@ -117,8 +117,7 @@ __device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
     return sum + shuffle_xor(sum, 1);
 }
 
-// key_norm (B*NH,tiles): max |k_j| of each tile, 0 after the last key; bidirectional: a second time after that. One
-// block per tile
+// key_norm (B*NH,tiles): max |k_j| of each tile, 0 after the last key; bidirectional: twice. One block per tile
 template <bool Causal> __global__ void flash_key_norm_kernel(float* key_norm, FlashArgs args) {
     const int tiles = ceil_div(args.T, FLASH_TILE);
     const int bh = blockIdx.x / tiles;
@@ -165,8 +164,7 @@ template <FlashBias Kind> __device__ inline float flash_distance(const FlashArgs
     return (float)(origin[i / CABLE_CHUNK] - origin[j / CABLE_CHUNK]) + (S[i] - S[j]);
 }
 
-// The span of 64 queries, by one block with two threads per query: each row bisects for its own first and last tile,
-// the span is their union.
+// The span of 64 queries, by a block with two threads per query: the union of what each row finds by bisection.
 template <bool Causal, FlashBias Kind>
 __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashArgs args, float tau) {
     static_assert(flash_skips(Kind), "nothing to skip");

@@ -77,8 +77,7 @@ struct MomentRun {
 
     bool all() const { return size == whole; }
     std::string file_name() const { return all() ? name : name + "@" + std::to_string(first); }
-    // Calls f(where, from, n) for the pieces of elements begin .. end - 1 of the tensor: n of them at `where`, the
-    // first being number `from`
+    // Calls f(where, from, n) for the pieces of elements begin .. end - 1: n of them at `where`, from number `from` on
     template <class F> void each(size_t begin, size_t end, F f) const {
         for (const TensorPiece& p : pieces) {
             const size_t from = std::max(begin, p.first), to = std::min(end, p.first + p.size);

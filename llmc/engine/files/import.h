@@ -209,8 +209,7 @@ inline WeightSource open_weights(const std::string& path, bool verify) {
     }
 }
 
-// A tensor's name for comparison: without prefix, and with today's names for the gamma and beta of the first BERT
-// files.
+// A tensor's name for comparison: without prefix, and with today's name for the gamma and beta of the first BERTs.
 inline std::string strip_prefix(std::string name) {
     for (const char* prefix : {"transformer.", "bert."}) {
         if (starts_with(name, prefix)) { name = name.substr(strlen(prefix)); }
@@ -295,8 +294,7 @@ inline std::string name_list(const std::vector<std::string>& names) {
 }
 
 // The weights at `path` for a model with these tensors. Tensors in `optional`, the encoding's, may be missing and then
-// keep their initial values; learned positions of the source are dropped if the model has another encoding. Both are
-// reported on stderr.
+// keep their initial values; learned positions are dropped if the model has another encoding. Both are reported.
 struct WeightReader {
     struct Found { std::string name; FileView view; ReadElements read; };       // view.transposed: as the source has it
     WeightSource source;

@@ -165,8 +165,7 @@ inline ino_t inode_of(const std::string& path) {
 }
 
 // The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is
-// tried; it is an error if all are bad. A run may be saving there: if it deletes or replaces a checkpoint that is being
-// read, the directory is listed again.
+// tried; it is an error if all are bad. If a run deletes or replaces the one being read, the directory is listed again.
 inline std::string find_checkpoint(const std::string& out) {
     std::vector<int> steps = list_checkpoints(out);
     int lists = 1;

@@ -116,8 +116,7 @@ struct SafetensorsEntry {
     uint64_t bytes = 0;
 };
 
-// Bytes per element; 0: unknown. This includes types of buffers that are skipped (attention masks), because checking
-// the layout needs their sizes.
+// Bytes per element; 0: unknown. Types of skipped buffers (attention masks) count, too: the layout is checked by them.
 inline size_t safetensors_dtype_size(const std::string& dtype) {
     static const struct { const char* name; size_t size; } dtypes[] = {
         {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},

@@ -4,8 +4,7 @@
 #include "../../base/tensor.h"
 #include "safetensors.h"
 
-// The place of a FileTensor's elements in an allocation of the table's layout: (rows,cols) from `offset` on, in
-// elements
+// Where a FileTensor's elements are in an allocation of the table's layout: (rows,cols) from `offset` on, in elements
 struct FileView {
     size_t offset, rows, cols;
     bool is_vector, transposed;         // in the file
@@ -110,8 +109,7 @@ inline Json with_encoding(Json j, const ConfigKeys& keys, const Json& position, 
     return j;
 }
 
-// transformers' configuration of a GPT-2 of this shape, with our "position" object (null: left out), and the keys of
-// `mask`, such as "window" and "sinks"
+// transformers' configuration of a GPT-2, with our "position" (null: left out) and the keys of `mask`, as "window"
 inline Json gpt2_config(int V, int n_positions, int n_embd, int n_layer, int n_head, const Json& position,
                         const Json& mask = Json::object()) {
     const Json j = {{"model_type", "gpt2"}, {"architectures", Json::array({"GPT2LMHeadModel"})}, {"vocab_size", V},

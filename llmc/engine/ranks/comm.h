@@ -1,5 +1,4 @@
-// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI or sockets (hosts: wire.h)
-// or NCCL (devices).
+// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI, sockets (wire.h) or NCCL.
 //
 // A run is one rank unless a launcher or the program itself has started several (launch.h). Every function here except
 // comm_report is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of
@@ -155,8 +154,7 @@ inline int comm_device() {
     return count > 0 ? comm().local_rank % count : 0;       // more ranks than GPUs share them
 }
 
-// Why gradients cannot go from GPU to GPU, "" if they can. built: this program has NCCL; places: a number for each
-// rank's machine and GPU
+// Why gradients cannot go from GPU to GPU, "" if they can. built: with NCCL; places: of each rank, its machine and GPU
 inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places) {
     if (!built) { return "this program was built without NCCL (give make NCCL_DIR=path, and build again)"; }
     for (size_t r = 1; r < places.size(); r++) {
@@ -171,8 +169,7 @@ inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places)
 
 // A rank's machine: its number of ranks, and this rank's index among them
 struct OnMachine { int size, rank; };
-// g when the ranks are numbered machine after machine with g = 2^k of them on each, and there are several machines;
-// else 0
+// g when the ranks are numbered machine after machine, g = 2^k on each of several machines; else 0
 inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
     const int size = (int)ranks.size(), g = ranks[0].size;
     bool regular = (g & (g - 1)) == 0 && g > 1 && g < size;

@@ -42,8 +42,7 @@ inline float* gradient_begin(Parameters& p, int i, int n) {
 
 constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
 
-// The last micro-batch's gradient of block b is complete: adds it to that of the other leaves, and starts the sum over
-// the ranks.
+// The last gradient of block b is complete: adds it to the other leaves' sum, and starts the sum over the ranks.
 inline void sum_block(Parameters& p, size_t b) {
     Parameters::Exchange& x = p.exchange;
     const Slice block = p.table.blocks[b], own = x.owned[b];
@@ -82,8 +81,7 @@ inline void gradient_add(Parameters& p, int i, int n) {
     std::swap(p.tree[siblings.size()], leaf);
 }
 
-// The number of targets in a step, over all micro-batches of all ranks: the divisor of the sum of losses. n: this
-// rank's
+// The number of targets in a step, over all micro-batches and ranks: the divisor of the sum of losses. n: this rank's
 inline size_t count_targets(const int* targets, size_t n) {
     size_t counted = 0;
     for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }

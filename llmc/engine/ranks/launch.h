@@ -203,8 +203,7 @@ inline void close_ends(const SocketPairs& ends, int r) {
 }
 
 // Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
-// ranks have ended, with the exit code in `code`. Called before any thread exists, because a fork does not
-// copy threads.
+// ranks have ended, with the exit code in `code`. Called before any thread exists: a fork does not copy threads.
 inline bool fork_ranks(int n, Launch& launch, int& code) {
     const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
     const std::string why = crowd_refusal(n, cores_here(), (double)host_memory_available(),

@@ -26,8 +26,7 @@ inline void nccl_check(ncclResult_t result, const char* what) {
     die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
         ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
-// Waits until NCCL has accepted the last call; only then the next one is allowed. That takes microseconds, less than a
-// nap.
+// Waits until NCCL has accepted the last call, before which no other is allowed: microseconds, less than a nap.
 inline void nccl_settle(const char* what) {
     Deadline deadline(what);
     const double start = wall_seconds();

@@ -1,5 +1,4 @@
-// ranks/parameters.cuh -- a model's parameters with their moments, and the update by a step's gradient, which is summed
-// in ranks/gradients.cuh.
+// ranks/parameters.cuh -- a model's parameters with their moments, and the update by a step's gradient (gradients.cuh).
 //
 // The layout has a block for each layer and two for the rest (base/tensor.h). Several ranks exchange block by block:
 // each sums the gradient of its slice of every block, updates it, and sends the new weights to the other ranks. It

@@ -1,8 +1,6 @@
-// ranks/wire.h -- how the hosts of a run's ranks reach each other: by MPI (wire_mpi.h), or, with --ranks N, by the
-// sockets below.
+// ranks/wire.h -- how the hosts of a run's ranks reach each other: by MPI (wire_mpi.h) or, with --ranks N, by sockets.
 //
-// A rank that waits for another one gives up after comm().timeout seconds, with an Error that names both ranks and what
-// they were doing.
+// A rank that waits for another gives up after comm().timeout seconds, with an Error that names both and what they did.
 #pragma once
 
 #include <deque>
@@ -42,8 +40,7 @@ struct Wire {
     // Ends the other ranks, and perhaps this one.
     virtual void end_all(int code) = 0;
 
-    // For the roll call: tells a rank that this one waits; marks in `heard` (size) the ranks that have told this one
-    // so.
+    // For the roll call: tells a rank that this one waits; marks in `heard` (size) the ranks that have said so.
     virtual void say_waiting(int rank) = 0;
     virtual void hear_waiting(std::vector<char>& heard) = 0;
 };
@@ -131,8 +128,7 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
 // Nobody else can reach them, and nobody listens.
 //
 // They send packets, which the kernel keeps apart: a head, and a piece of a message if the kind is Data. A rank that
-// waits for anything reads what arrives from any rank and sends what it can, so that no two ranks ever wait for each
-// other to read.
+// waits for anything reads what arrives and sends what it can, so that no two ranks wait for each other to read.
 
 struct PacketHead {
     // Waiting: for the roll call; End: an error, which its rank has reported; Bye: the end of the run

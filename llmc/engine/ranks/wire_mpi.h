@@ -81,8 +81,7 @@ struct MpiWire : Wire {
     }
 };
 
-// If a signal ends a rank while it registers with mpirun, mpirun may wait forever (PMIx 4.2), after all ranks are gone.
-// So signals are blocked until then.
+// If a signal ends a rank while it registers with mpirun, mpirun may wait forever (PMIx 4.2): signals wait until then.
 struct SignalsWait {
     sigset_t before;
     SignalsWait() {

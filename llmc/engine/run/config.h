@@ -1,5 +1,4 @@
-// run/config.h -- a model's shape, encoding and vocabulary, from the flags and from the checkpoint or weights that they
-// name.
+// run/config.h -- a model's shape, encoding and vocabulary, from the flags and the checkpoint or weights they name.
 #pragma once
 
 #include "../files/checkpoint.h"
@@ -51,8 +50,7 @@ inline void resolve_mask(const Options& o, PositionConfig& position, const std::
                 option_text(windows) + strprintf(" and %d", sinks), path);
 }
 
-// --document_mask from the flag, or else from the checkpoint at `path` (if any). data: the token that begins a document
-// of the data, -1: unknown
+// --document_mask from the flag or the checkpoint at `path` (if any). data: what begins a document there, -1: unknown
 inline void resolve_documents(Options& o, PositionConfig& position, const std::string& path, int data) {
     int& token = position.mask.end_of_text;
     const bool found = token >= 0;
@@ -242,8 +240,7 @@ template <class Config> void resolve_softmax(Options& o, Config& c, const std::s
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the tokenizer of a run: found once, at the start, kept in memory, and written into every checkpoint under the names
-// that transformers reads:
+// the tokenizer of a run: found at the start, kept in memory, written into every checkpoint as transformers reads it:
 //
 //   vocab.json, merges.txt | vocab.txt | tokenizer.json    the vocabulary, as it was given, or of bytes
 //   tokenizer_config.json                                  the class that reads it, its special tokens

@@ -12,8 +12,7 @@
 // the encoding: {"name": "t5_clip", "K": 1023}. All keys are written but a number of 0. If a file lacks a key, it
 // predates the key, and means the value that was fixed at that time.
 //
-// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list for each layer
-// of the pattern.
+// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list per layer
 
 inline Json encoding_json(const EncodingConfig& encoding) {
     Json j = {{"name", encoding.name}};
@@ -123,8 +122,7 @@ inline void mask_from_json(PositionConfig& position, const Json& j, const std::s
 //   "rope_theta": 500000,
 //   "rope_scaling": {"rope_type": "yarn_paper", "factor": 4, "original_max_position_embeddings": 1024}
 //
-// (Older files say "yarn". But transformers' YaRN has a ramp over the numbers of the pairs, and the paper's is over
-// their turns.)
+// (Older files say "yarn". But transformers' YaRN has a ramp over the pairs' numbers, the paper's is over their turns.)
 //
 //   --rope_scaling longrope:FILE
 //   "rope_scaling": {"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 1024,
@@ -309,8 +307,7 @@ template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokeniz
     return j;
 }
 
-// The config.json of a BERT's checkpoint. It names the pooling that --pairs has trained, so that --encode uses no other
-// one by default.
+// The config.json of a BERT's checkpoint, with the pooling that --pairs has trained: --encode then has it by default.
 template <class Config> Json bert_json(const Config& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
                          mask_json(c.position));
@@ -320,8 +317,7 @@ template <class Config> Json bert_json(const Config& c) {
 }
 
 // tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
-// special token is byte 0, which text does not contain. It is not written as U+0100, because transformers would then
-// find it in texts with that character.
+// special token is byte 0, which text does not contain. Spelled U+0100, it would be found in texts with this character.
 inline Json byte_tokenizer_json(bool bert) {
     Json j = parse_json(R"json({
         "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,

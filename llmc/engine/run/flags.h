@@ -318,8 +318,7 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
     if (!unknown.empty()) { o.notes.push_back("--config: this trainer has no flags " + unknown); }
 }
 
-// The command line as Options, or an Error that names the flag. Stops at --help, so that it works even if the rest of
-// the line is wrong.
+// The command line as Options, or an Error that names the flag. Stops at --help, even if the rest of the line is wrong.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     const Doing reading("reading the flags");
     Options o(program);

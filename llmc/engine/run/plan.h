@@ -8,8 +8,7 @@
 // ----------------------------------------------------------------------------------------------------------
 // batches and memory
 
-// A model in training has one base and one factor. Writes the effective value into --rope_scaling, for --resume to
-// compare.
+// A model in training has one base and one factor. The effective value goes into --rope_scaling, for --resume.
 inline void plan_rope_scaling(Run& r, PositionConfig& position) {
     if (r.trains) { position.other_theta = 0; }
     if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
@@ -103,8 +102,7 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
     r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
 }
 
-// Refuses a run that cannot fit before anything is allocated. activations: bytes for o.B sequences; buffers: bytes that
-// do not depend on B
+// Refuses a run that cannot fit, before any allocation. activations: bytes for o.B sequences; buffers: for any B
 inline void check_memory(Run& r, const Parameters& p, double activations, double buffers) {
     // 1 the host, which holds the tokens of a step at once: ids, targets, the masked ids, and DeviceBatch's share
     const double tokens = r.trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
@@ -288,8 +286,7 @@ inline void report_ranks(const Run& r, const Parameters& p, double activations) 
          " of gradients, " + format_bytes(back) + " of new weights");
 }
 
-// The end of --check: the table of the tensors, with their names in a checkpoint, and that all is well. batch: the
-// samples of an update
+// The end of --check: the table of tensors with their names in a checkpoint. batch: the samples of an update
 inline int report_check(const Run& r, const Parameters& p, const std::string& batch) {
     printf("%-12s %7s %10s %8s %12s %6s   in a checkpoint\n", "tensor", "layers", "rows", "cols", "elements", "decay");
     for (const TensorSpec& s : p.table.specs) {
@@ -312,8 +309,7 @@ inline int report_check(const Run& r, const Parameters& p, const std::string& ba
     return 0;
 }
 
-// Prints the banner of a run, and checks that it fits into memory. activations: bytes for o.B sequences; buffers: bytes
-// that do not depend on B
+// Prints a run's banner, and checks that it fits into memory. activations: bytes for o.B sequences; buffers: for any B
 template <class Config>
 void report_run(Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
     const bool trains = r.trains;

@@ -81,8 +81,7 @@ inline bool evaluates_lengths(const Options& o) {
     return !o.eval_lengths.empty() && o.encode.empty();
 }
 
-// The files of a flag; only GPT-2's training takes rows. If none matches, the message names the script that writes
-// them.
+// The files of a flag; only GPT-2's training takes rows. Without a match, the message names the script that makes them.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
     const Doing opening("opening the data");
     const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
@@ -101,8 +100,7 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
     return paths;
 }
 
-// Records the files of a flag (TokenFiles, Documents or null) for the checkpoints of a run. All ranks must have the
-// same files.
+// Records a flag's files (TokenFiles, Documents or null), the same on all ranks, for the checkpoints of a run.
 template <class Files> void record_data(Run& r, const Files* files) {
     const bool saves = r.trains && !r.o.out.empty();
     if (files == nullptr || (!saves && comm().size == 1)) { return; }

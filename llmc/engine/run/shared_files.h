@@ -63,8 +63,7 @@ inline void add_to_record(Json& record, const std::string& flag, const Json& fil
           "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
 }
 
-// How the files of a flag differ from those that a checkpoint lists: "shard_000002.bin has gone", or "". `what` names
-// the checkpoint in messages.
+// How a flag's files differ from those of a checkpoint (`what`, for messages): "shard_000002.bin has gone", or "".
 inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
     check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
     const auto names = [&](const Json& files) {
@@ -130,8 +129,7 @@ inline void check_resumed_data(const Options& o, const Json& record, const Json&
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the same on all ranks. Every function from here on is a collective. A difference is the same error on every rank,
-// with both values in it.
+// the same on all ranks, by collectives. A difference is the same error on every rank, with both values in it.
 
 using Facts = std::vector<std::pair<std::string, std::string>>;     // keys, the same on all ranks, and their values
 
@@ -188,8 +186,7 @@ inline void check_same_model(const std::string& flag, const std::string& path) {
     check_same_files(flag + " " + path, files);
 }
 
-// Dies unless all ranks can write into a directory and see what rank 0 has written there. A network file system may
-// show it late.
+// Dies unless all ranks can write into a directory and see rank 0's file. A network file system may show it late.
 inline void check_shared_directory(const std::string& out) {
     if (comm().size == 1) { return; }
     const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes

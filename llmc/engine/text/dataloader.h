@@ -188,8 +188,7 @@ struct TokenFiles {
     int row = 0;                            // of all shards: tokens in a row; 0: streams
     uint64_t tokens = 0;                    // of all shards
 
-    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any). rows: accept examples in rows,
-    // too.
+    // Opens and checks every file. wanted_vocab: refuse another vocabulary (0: any). rows: accept examples in rows
     TokenFiles(const std::string& pattern, const char* flag, int wanted_vocab = 0, bool rows = false)
         : pattern(pattern), flag(flag) {
         try {
@@ -292,8 +291,7 @@ inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, b
     return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;
 }
 
-// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank reads its own rows
-// of the batch.
+// inputs, targets (count,T): samples first_index .. first_index + count - 1 of the run. Each rank reads its own rows.
 inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                        int* inputs, int* targets) {
     const uint64_t windows = files.windows(T);

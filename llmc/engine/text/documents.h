@@ -28,8 +28,7 @@ constexpr uint64_t MASKING_STREAM = 0x4d4c4d;       // of random numbers that no
 
 // ids (n): tokens first .. first + n - 1 of the sample -> inputs (n): the same, masked; targets (n): the token where
 // one was chosen, otherwise IGNORE_INDEX. inputs may be ids itself. Returns how many were chosen, possibly 0. The
-// choice is a pure function of (seed, sample, position) and the token, so that the number of ranks, the batch size and
-// restarts do not change it.
+// choice depends only on (seed, sample, position) and the token: not on the ranks, the batch size or restarts.
 inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n,
                        const int* ids, int* inputs, int* targets, double share = 0.15) {
     check(share >= 0.0 && share <= 1.0, "masking: expected a share of the tokens from 0 to 1, got %g", share);
@@ -325,8 +324,7 @@ struct GroupBatch {
     int swapped = 0;                        // groups that were replaced
 };
 
-// Adds the texts of group `drawn`, uncut, to `seen`. Returns false, and adds none, if `seen` has one of them already or
-// the group has a text twice.
+// Adds the texts of group `drawn`, uncut, to `seen`; false, and adds none, if one is there already or twice in it.
 inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered_set<uint64_t>& seen) {
     std::vector<uint64_t> texts;
     std::vector<int> ids;
@@ -359,8 +357,7 @@ inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_
         "batch, or more data", documents.flag.c_str(), documents.pattern.c_str());
 }
 
-// Groups first_index .. first_index + count - 1 of a run. Which they are is a pure function of (seed, index of the
-// batch). No text is in a batch twice.
+// Groups first_index .. first_index + count - 1 of a run, by (seed, index of the batch). No text is in a batch twice.
 inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                         int max_tokens, GroupBatch& batch) {
     const uint64_t groups = documents.groups();

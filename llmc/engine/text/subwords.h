@@ -1,5 +1,4 @@
-// text/subwords.h -- the tokens of a word: byte-pair encoding, as GPT-2 has it, and BERT's WordPiece; and the tokens
-// that a text has whole.
+// text/subwords.h -- the tokens of a word: GPT-2's byte-pair encoding and BERT's WordPiece; and a text's whole tokens.
 #pragma once
 
 #include <functional>
@@ -39,8 +38,7 @@ struct Bpe {
     //
     // The parts are a linked list over the word's bytes, and the pairs wait in a heap, so that a word of n bytes takes
     // O(n log n): a "word" may be a megabyte of one letter. A merge changes the pairs on both sides; instead of
-    // searching the heap for their old entries, we push new ones, and skip an entry if its pair has changed in the
-    // meantime.
+    // searching the heap for their old entries, we push new ones, and skip entries whose pair has changed since.
     void encode_word(const std::string& word, std::vector<int>& ids) const {
         const int n = (int)word.size();
         std::vector<int> id(n);                     // of the part that begins at this byte; -1: merged into another

@@ -120,8 +120,7 @@ private:
     WordPieces pieces;
     WholeTokens whole[2];               // the added tokens: searched for in the text; in the normalized text
 
-    // A cache of the words of a text, which has few different ones. It lives for one encode(), so that threads can
-    // share a Tokenizer.
+    // A cache of the words of a text, which repeat. It lives for one encode(), so that threads can share a Tokenizer.
     struct Cache {
         std::unordered_map<std::string, std::vector<int>> words;
 

@@ -1,5 +1,4 @@
-// text/words.h -- UTF-8, and the two ways in which tokenizers split text into words: GPT-2's regular expression, and
-// BERT's normalizer, cased or uncased.
+// text/words.h -- UTF-8, and how tokenizers split text into words: GPT-2's regular expression, and BERT's normalizer.
 #pragma once
 
 #include <cstring>
@@ -240,8 +239,7 @@ inline std::string bert_normalized(const std::string& text, BertText how = {}) {
     return out;
 }
 
-// Calls f(word, characters) for each word of a normalized text, in UTF-8. Words end at spaces, and punctuation is a
-// word of its own.
+// Calls f(word, characters) for each word of a normalized text. Words end at spaces; punctuation is a word of its own.
 template <class F> void bert_words(const std::string& text, F f) {
     const UnicodeTables& unicode = UnicodeTables::get();
     std::string word;
