@@ -730,7 +730,8 @@ def main(argv):
     if args.normalize and args.figure != "bias":
         raise BadInput(f"--normalize: expected the figure bias, got {args.figure}")
     fig = FIGURES[args.figure](args.input, *[True] * args.normalize)
-    save(fig, out, "\n".join(ledger.comments(first)).removeprefix("# ") if first.endswith(".csv") else "")
+    about = "\n".join(ledger.comments(first)).removeprefix("# ") if first.endswith(".csv") else ""
+    save(fig, out, about.encode("utf-8", "surrogateescape").decode("utf-8", "replace"))
     print(out)
 
 

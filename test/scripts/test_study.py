@@ -326,8 +326,8 @@ class TestTable(Fake):
         self.assertFalse(glob.glob(self.path("s", "study*")))
 
     def test_the_best_learning_rate_counts(self):
-        self.study("--encodings", "one", "--lr", "1e-3", "--eval_lengths", "64", "--val_every", "3")
         words = ("--encodings", "one", "--lr", "1e-3", "4e-3", "9e-3", "--eval_lengths", "64")
+        self.study(*words[:4], "--eval_lengths", "64", "--val_every", "3", "--val_batches", "-1")
         self.study(*words, code=0)
         self.assertEqual(len(self.calls()), 6)                                      # the first rate was there
         self.assertEqual({c["flags"]["val_every"] for c in self.calls()[2:]}, {"1000000000"})
@@ -339,6 +339,8 @@ class TestTable(Fake):
         self.assertEqual({row["lr"] for row in self.table("s", "study_means.csv")}, {"4e-3"})
         self.assertEqual([row["lr"] for row in self.table("s", "study.csv") if row["what"] == "ppl"],
                          ["1e-3", "4e-3", "9e-3"] * 2)
+        r = self.study(*words, "--val_every", "3", code=2)                          # on a part of the text
+        self.assertIn("--val_batches: -1 there, default now: s/2x4x64/one-T64/seed_1 and 5 more", r.stderr)
         self.study("--encodings", "two", "--lr", "1e-3", "--eval_lengths", "64")
         r = self.study(*words, "--encodings", "two", code=2)
         self.assertIn("two-T64/seed_1 was trained without the validation by which learning rates", r.stderr)
