@@ -40,7 +40,7 @@ def parser(description, out, encodings=("gpt2", "bert")):
                    "vocab.txt, or a byte-level tokenizer.json [downloaded]")
     p.add_argument("--local", metavar="DIR", help="read the source from files in DIR; the source is not downloaded")
     p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
-    p.add_argument("--workers", type=positive, default=os.cpu_count() or 1,
+    p.add_argument("--workers", type=console.processes, default=os.cpu_count() or 1,
                    help="number of tokenizing processes [all cores]")
     return p
 

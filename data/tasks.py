@@ -54,7 +54,6 @@ import functools
 import hashlib
 import itertools
 import os
-import re
 import struct
 import sys
 from array import array
@@ -70,6 +69,7 @@ BOTH_CASES = LETTERS + CAPITALS
 KEYS = BOTH_CASES + "!#$%&*+-/<>?"
 DIGITS = "0123456789"
 HELD_OUT, HELD_OUT_SYMBOLS = 8, 8       # one question in 8, of those that have 8 symbols or more
+MOST = 1 << 27                          # symbols of a file, which its program holds with up to 8 tokens each
 REACH = 15                              # of index: the largest distance
 PLACES = 9                              # of line and circle
 
@@ -346,7 +346,8 @@ def parse(argv):
     p.add_argument("--out", default="data/tasks", help="directory to write the files to [data/tasks]")
     p.add_argument("--tasks", help="tasks, or with --text passages, separated by commas [all]")
     p.add_argument("--text", help="plant passages in this text: a .txt file, or a shard of tokens")
-    p.add_argument("--lengths", default="128,256,512,1024", help="with --text: tokens in a window [128,256,512,1024]")
+    p.add_argument("--lengths", type=console.naturals, default=[128, 256, 512, 1024],
+                   help="with --text: tokens in a window [128,256,512,1024]")
     p.add_argument("--length", type=positive, default=10, help="most symbols in training, times 0.8 to 8 [10]")
     p.add_argument("--examples", type=positive, default=100_000, help="training examples of each task [100000]")
     p.add_argument("--test_examples", type=positive, help="test examples in each file [500; with --text 64]")
@@ -358,8 +359,16 @@ def parse(argv):
     for task in args.tasks:
         if task not in known:
             raise BadInput(f"--tasks: expected some of {', '.join(known)}, got {task}")
-    if not re.fullmatch(r"[1-9][0-9]{0,8}(,[1-9][0-9]{0,8})*", args.lengths):
-        raise BadInput(f"--lengths: expected numbers separated by commas, got {args.lengths}")
+    for task in args.tasks:
+        if family(task) in ("recall", "mqrar") and 8 * trained_length(task, args.length) > len(KEYS):
+            raise BadInput(f"--length: expected at most {len(KEYS) // 64 * 10 + 1} for {task}, which has {len(KEYS)} "
+                           f"keys, got {args.length}")
+        sizes = [(T, args.test_examples) for T in args.lengths] if args.text else [size[3:] for size in files_of(
+            task, trained_length(task, args.length), args.examples, args.test_examples)]
+        for length, examples in sizes:
+            if length * examples > MOST:
+                raise BadInput(f"{task}: expected a file of at most {MOST:,} symbols, got {examples:,} examples of "
+                               f"{length:,}")
     return args
 
 
@@ -390,7 +399,7 @@ def files(args):
     """(name, split, examples, a function that makes the bytes) of all files"""
     if args.text:
         text = read_tokens(args.text)
-        for name, make in passages(text, args.tasks, map(int, args.lengths.split(",")), args.seed, args.test_examples):
+        for name, make in passages(text, args.tasks, args.lengths, args.seed, args.test_examples):
             yield name, "test", args.test_examples, make
         return
     for task in args.tasks:
@@ -401,10 +410,6 @@ def files(args):
 
 def main(argv):
     args = parse(argv)
-    for task in args.tasks:
-        if not args.text and family(task) in ("recall", "mqrar") and 8 * trained_length(task, args.length) > len(KEYS):
-            raise BadInput(f"--length: expected at most {len(KEYS) // 64 * 10 + 1} for {task}, which has {len(KEYS)} "
-                           f"keys, got {args.length}")
     settings = {"test_examples": args.test_examples, "seed": args.seed}
     settings.update({"text": sha256_of(args.text)} if args.text else {"length": args.length, "examples": args.examples})
     with locked(args.out):

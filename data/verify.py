@@ -72,6 +72,7 @@ def sample(path, vocab, count, tokenizer):
         header = struct.unpack("<4i", f.read(16))
         f.seek(HEADER_BYTES)
         kind, width = ("I", 4) if header[0] == WIDE_MAGIC else ("H", 2)
+        count = min(count, os.path.getsize(path) // width)
         ids = struct.unpack(f"<{count}{kind}", f.read(width * count).ljust(width * count, b"\0"))
     if header[0] == EVAL_MAGIC:
         ids = ids[6:6 + min(ids[5], count - 6)]

@@ -181,15 +181,36 @@ def parser(description, **more):
                                    formatter_class=argparse.RawDescriptionHelpFormatter, **more)
 
 
-def natural(text, least=0):
-    value = int(text)
-    if value < least:
-        raise argparse.ArgumentTypeError(f"expected at least {least}, got {text}")
-    return value
+def natural(text, least=0, most=10 ** 18 - 1):
+    if not re.fullmatch(r"[+-]?\d{1,18}", text, re.ASCII):
+        raise argparse.ArgumentTypeError(f"expected a whole number of at most 18 digits, got {text[:40]}")
+    if not least <= int(text) <= most:
+        limit = f"at least {least}" if int(text) < least else f"at most {most:,}"
+        raise argparse.ArgumentTypeError(f"expected {limit}, got {text}")
+    return int(text)
 
 
 def positive(text):
     return natural(text, 1)
+
+
+def processes(text):
+    """how many at a time"""
+    return natural(text, 1, 1024)
+
+
+def real(text, above=-math.inf):
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not above < value < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number{f' above {above}' * (above == 0)}, got {text[:40]}")
+    return value
+
+
+def above_0(text):
+    return real(text, 0)
 
 
 def naturals(text):

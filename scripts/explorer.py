@@ -104,7 +104,7 @@ def main(argv):
     parser.add_argument("checkpoint", nargs="+", help="one or two, each a checkpoint or a run's directory")
     parser.add_argument("--text", required=True, help="a .txt file, or a shard of tokens: what --val_files takes")
     parser.add_argument("-o", "--out", required=True, help="the page")
-    parser.add_argument("--tokens", type=int, default=2000, help="show at most this many [2000]")
+    parser.add_argument("--tokens", type=console.positive, default=2000, help="show at most this many [2000]")
     parser.add_argument("--tokenizer", help="as the trainer's, to show the text of a shard's tokens")
     parser.add_argument("--trainer", default=os.path.join(console.ROOT, "train_gpt2"),
                         help="[train_gpt2 of this repository]")

@@ -90,10 +90,8 @@ def checksum(record):
 
 
 def find_keys(args):
-    if not 0 < args.stride <= args.short < args.long:
-        raise BadInput(f"expected 0 < --stride <= --short < --long, got {args.stride}, {args.short}, {args.long}")
-    if not math.isfinite(args.alpha) or not math.isfinite(args.beta):
-        raise BadInput(f"--alpha, --beta: expected numbers, got {args.alpha}, {args.beta}")
+    if not args.stride <= args.short < args.long:
+        raise BadInput(f"expected --stride <= --short < --long, got {args.stride}, {args.short}, {args.long}")
     args.text_sum = sha256_of(args.val_files)
     where = args.keep or args.output + ".losses"
     found = losses_of(args, {T: (args.evaluator, T, args.stride, where) for T in (args.long, args.short)})
@@ -143,12 +141,13 @@ def parse(argv):
     keys = commands.add_parser("keys", help="find the key tokens of a text")
     keys.add_argument("evaluator", help="checkpoint whose losses decide")
     keys.add_argument("--val_files", required=True, help="the text: one file")
-    keys.add_argument("--long", type=int, required=True, help="tokens of the long context")
-    keys.add_argument("--short", type=int, required=True, help="tokens of the short one")
-    keys.add_argument("--stride", type=int, required=True, help="tokens that each window scores")
-    keys.add_argument("--eval_tokens", type=int, default=0, help="only this many tokens of the text; 0 = all [0]")
-    keys.add_argument("--alpha", type=float, default=2.0, help="least gain by the long context, in nats [2]")
-    keys.add_argument("--beta", type=float, default=-2.0, help="least log-likelihood in the long context [-2]")
+    keys.add_argument("--long", type=console.positive, required=True, help="tokens of the long context")
+    keys.add_argument("--short", type=console.positive, required=True, help="tokens of the short one")
+    keys.add_argument("--stride", type=console.positive, required=True, help="tokens that each window scores")
+    keys.add_argument("--eval_tokens", type=console.natural, default=0,
+                      help="only this many tokens of the text; 0 = all [0]")
+    keys.add_argument("--alpha", type=console.real, default=2.0, help="least gain by the long context, in nats [2]")
+    keys.add_argument("--beta", type=console.real, default=-2.0, help="least log-likelihood in the long context [-2]")
     keys.add_argument("-o", "--output", required=True, help="the file of the keys")
     keys.add_argument("--keep", default="", help="directory of the losses [OUTPUT.losses]")
     keys.set_defaults(run=find_keys)
@@ -161,7 +160,8 @@ def parse(argv):
     for parser in keys, of:
         parser.add_argument("--trainer", default=os.path.join(runqueue.ROOT, "train_gpt2"),
                             help="program that evaluates [train_gpt2 of this repository]")
-        parser.add_argument("--jobs", type=int, default=0, help="evaluations at a time [1; with GPUs: one for each]")
+        parser.add_argument("--jobs", type=console.processes, default=0,
+                            help="evaluations at a time [1; with GPUs: one for each]")
     return p.parse_args(argv)
 
 

@@ -25,6 +25,7 @@ change it with --tflops, or give your own measurement with --tokens_per_s.
 """
 import argparse
 import collections
+import functools
 import os
 import re
 import shlex
@@ -566,10 +567,11 @@ def parse(argv):
     p.add_argument("--rows", action="store_true",
                    help="print the command of every row (of the experiment, if one is given)")
     p.add_argument("--dry_run", action="store_true", help="print the commands and their arithmetic; run nothing")
-    p.add_argument("--gpus", type=console.positive, default=1,
+    p.add_argument("--gpus", type=console.processes, default=1,
                    help="number of GPUs to train and evaluate on, with mpirun [1]")
-    p.add_argument("--jobs", type=console.natural, default=1, help="rows at a time, each on its share of the cores, or "
-                   "on its own --gpus GPUs; 0 = as many as there are GPUs for [1]")
+    p.add_argument("--jobs", type=functools.partial(console.natural, most=1024), default=1,
+                   help="rows at a time, each on its share of the cores, or on its own --gpus GPUs; 0 = as many as "
+                   "there are GPUs for [1]")
     p.add_argument("--B", type=console.natural, default=0, help="sequences per micro-batch [tiny 64, small 32, medium "
                    "16, base 32, of 1,024 tokens]")
     p.add_argument("--seeds", type=console.naturals, default=[],
@@ -581,9 +583,9 @@ def parse(argv):
                    "[--trainer]")
     p.add_argument("--tokenizer", default="",
                    help="vocabulary to keep with the checkpoints, so that the models read and print text")
-    p.add_argument("--tokens_per_s", type=float, default=0,
+    p.add_argument("--tokens_per_s", type=console.above_0, default=0,
                    help="speed of one GPU as you measured it, for the hours shown")
-    p.add_argument("--tflops", type=float, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")
+    p.add_argument("--tflops", type=console.above_0, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")
     p.add_argument("--set", type=setting, action="append", default=[], metavar="FLAG=VALUE",
                    help="another value for a flag of the trainer")
     p.add_argument("--python", default=shlex.quote(sys.executable),
@@ -628,8 +630,6 @@ def check_arguments(args):
     args.trainer = runqueue.program(args.trainer) or trainer_of(args.experiment)
     args.evaluator = runqueue.program(args.evaluator) or args.trainer
     args.seeds = args.seeds or (list(SMALL[args.experiment].seeds) if args.experiment in SMALL else [42])
-    if args.tflops <= 0:
-        raise BadInput(f"--tflops: expected a positive number, got {args.tflops:g}")
     if not args.dry_run:
         args.out = os.path.abspath(args.out)
 

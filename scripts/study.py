@@ -58,13 +58,14 @@ def parse(argv):
     p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[], metavar="T",
                    help="lengths to evaluate at [the trained ones, 2 and 4 times the longest]")
     p.add_argument("--eval_tokens", default="0", help="evaluate at most this many tokens; 0 = all [0]")
-    p.add_argument("--sliding", type=int, default=0, metavar="S", help="also perplexity in windows S tokens apart")
+    p.add_argument("--sliding", type=console.natural, default=0, metavar="S",
+                   help="also perplexity in windows S tokens apart")
     p.add_argument("--positions", action="store_true", help="also the loss by position in the window")
     p.add_argument("--compare", nargs="+", default=[], metavar="NAME", help="differences between these, with intervals")
     p.add_argument("--out", default="run/study", help="directory of the runs and results [run/study]")
     p.add_argument("--trainer", default=os.path.join(runqueue.ROOT, "train_gpt2"),
                    help="program that trains and evaluates [train_gpt2 of this repository]")
-    p.add_argument("--jobs", type=int, default=0, help="runs at a time [1; with GPUs: one for each]")
+    p.add_argument("--jobs", type=console.processes, default=0, help="runs at a time [1; with GPUs: one for each]")
     p.add_argument("--dry_run", action="store_true", help="print the commands; run nothing")
     args, rest = p.parse_known_args(argv)
     args.flags = runqueue.flags_of(rest)
@@ -75,11 +76,11 @@ def parse(argv):
     args.eval_lengths = sorted(args.eval_lengths or {*args.lengths, 2 * max(args.lengths), 4 * max(args.lengths)})
     for name in ("encodings", "models", "lr"):
         setattr(args, name, list(dict.fromkeys(getattr(args, name))))
-    if min(args.lengths + args.eval_lengths) < 1 or args.jobs < 0:
-        raise BadInput("--lengths, --eval_lengths, --jobs: expected positive numbers")
+    if min(args.lengths + args.eval_lengths) < 1:
+        raise BadInput("--lengths, --eval_lengths: expected positive numbers")
     if (args.sliding or args.positions) and "eval.stride" in args.flags:
         raise BadInput("--sliding and --positions stand beside windows that do not overlap: expected no --eval.stride")
-    if args.sliding < 0 or args.sliding >= max(args.eval_lengths):
+    if args.sliding >= max(args.eval_lengths):
         raise BadInput(f"--sliding {args.sliding}: expected fewer tokens than the longest of --eval_lengths, "
                        f"{max(args.eval_lengths)}")
     absent = [pos for pos in args.compare if pos not in args.encodings and "all" not in args.encodings]

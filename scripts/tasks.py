@@ -38,7 +38,7 @@ import compare                  # noqa: E402
 import console                  # noqa: E402
 import ledger                   # noqa: E402
 import runqueue                 # noqa: E402
-from console import COUNT, POSITIVE, SHARE, TEXT, BadInput, positive      # noqa: E402
+from console import COUNT, POSITIVE, SHARE, TEXT, BadInput, positive, processes      # noqa: E402
 
 TEST_EXAMPLES = 500
 LEARNED = 0.95
@@ -105,12 +105,6 @@ def results(args, jobs):
                   "steps": args.steps}
                  for r in last.values()]
     return rows
-
-
-def prepare(args, names):
-    """the files of the tasks, written once"""
-    generators.main(["--out", args.data, "--tasks", ",".join(names), "--length", str(args.length), "--examples",
-                     str(args.examples), "--test_examples", str(TEST_EXAMPLES)])
 
 
 # The table and the figure ---------------------------------------------------------------------------------------------
@@ -264,7 +258,8 @@ def parse(argv):
     p.add_argument("--B", type=positive, default=64, help="examples of a step [64]")
     p.add_argument("--lr", default="1e-3", help="peak learning rate [1e-3]")
     p.add_argument("--examples", type=positive, default=100_000, help="training examples of each task [100000]")
-    p.add_argument("--jobs", type=positive, default=os.cpu_count(), help="cases at a time, one thread each [all cores]")
+    p.add_argument("--jobs", type=processes, default=os.cpu_count(),
+                   help="cases at a time, one thread each [all cores]")
     p.add_argument("--out", default=os.path.join(ROOT, "build", "tasks"),
                    help="directory of the runs and of tasks.csv [build/tasks]")
     p.add_argument("--results", default="", metavar="CSV", help="results so far, which get the new ones")
@@ -291,6 +286,9 @@ def main(argv):
     chosen(args.compare, pos, "--compare")
     if args.compare:
         console.need("scipy.stats")                         # before hours of training
+    files = ["--out", args.data, "--tasks", ",".join(sorted(names)), "--length", str(args.length), "--examples",
+             str(args.examples), "--test_examples", str(TEST_EXAMPLES)]
+    generators.parse(files)                                 # before a length that has no examples
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
     done, code = {(r["task"], r["pos"], r["seed"]) for r in recorded(args)}, 0
     jobs = {case: job_of(args, case) for case in cases if case not in done}
@@ -299,7 +297,7 @@ def main(argv):
         missing = [jobs[case] for case in mine if case in jobs and not runqueue.is_done(jobs[case].commands[0])]
         print(f"{len(mine)} cases, {len(missing)} of them to run", flush=True)
         if missing:
-            prepare(args, sorted(set(names)))
+            generators.main(files)
             code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
     if code != runqueue.INTERRUPTED:
         report(args, results(args, jobs), order)

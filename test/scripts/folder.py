@@ -51,7 +51,10 @@ def called(main, *args):
     """(the exit code of a script's main(args), what it prints, and on stderr)"""
     out, err = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        code = console.code_of(main, list(args))
+        try:
+            code = console.code_of(main, list(args))
+        except SystemExit as e:                                 # of argparse
+            code = e.code
     return code, out.getvalue(), err.getvalue()
 
 

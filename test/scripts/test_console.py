@@ -95,6 +95,17 @@ class TestConsole(Folder):
         r = subprocess.run(["bash", "-c", '"$0" -c "$1" 2> /dev/full', sys.executable, works], stdout=subprocess.PIPE)
         self.assertEqual((r.returncode, r.stdout), (0, b"done\n"))
 
+    def test_numbers_of_flags(self):
+        for of, good, bad in (
+                (console.natural, {"0": 0, "+07": 7}, {"-1": "at least 0, got -1", **dict.fromkeys(
+                    ("1e3", "", "\u0663", "1_0", "9" * 19), "a whole number of at most 18 digits")}),
+                (console.processes, {"1024": 1024}, {"0": "at least 1", "1025": "at most 1,024"}),
+                (console.real, {"-2.5": -2.5}, {"nan": "a number, got nan", "inf": "a number", "x" * 99: "a number"}),
+                (console.above_0, {"1e-3": 1e-3}, {"0": "a number above 0, got 0", "nan": "a number above 0"})):
+            self.assertEqual({text: of(text) for text in good}, good)
+            for text, says in bad.items():
+                self.assertRaisesRegex(argparse.ArgumentTypeError, f"^expected {says}", of, text)
+
     def test_objects(self):
         path = self.path("a.json")
         for text in (b"", b"{", b"[1]", b"\xff", b"[" * 100000, b'{"a":' * 100000, b"1" * 5000, b"\xef\xbb\xbf{}"):

@@ -346,6 +346,8 @@ class TestCommands(Folder):
                              (("arxiv_figure5", "512", "--set", "model=big"), "model=big"),
                              (("table1", "--set", "steps=1e4"), "steps: expected a number of at least 0, got 1e4"),
                              (("table1", "--set", "T=1k"), "--set T: expected"),
+                             (("table1", "--tflops", "nan"), "--tflops: expected a number above 0, got nan"),
+                             (("table1", "--jobs", "9" * 9), "--jobs: expected at most 1,024"),
                              (("quick", "--set", "T=0"), "--set T: expected a number of at least 1, got 0"),
                              (("table2", "--set", "pairs.T=x"), "--set pairs.T: expected"),
                              (("table1", "--set", "eval_lengths=512,"), "expected numbers separated by commas, got 51"),

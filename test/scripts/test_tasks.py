@@ -248,7 +248,8 @@ class Files(Folder):
                     self.assertEqual(set(row[first + len(answer):]) - {10}, set())
 
     def test_verify_and_a_second_run(self):
-        self.assertIn(f"{5 * len(tasks.TASKS) + 8 + 6} files checked, 0 findings", self.verify(self.out))
+        self.assertIn(f"{5 * len(tasks.TASKS) + 8 + 6} files checked, 0 findings",
+                      self.verify(self.out, "--sample", "9" * 18))
         self.assertEqual(self.make(), "")                  # all there
         path = os.path.join(self.out, "copy_test_0008.bin")
         whole = read_bytes(path)
@@ -261,6 +262,9 @@ class Files(Folder):
         self.assertIn("got mqrar5", self.make("--tasks", "mqrar5", code=2))
         for task in ("recall", "mqrar2"):
             self.assertIn(f"expected at most 11 for {task}", self.make("--tasks", task, "--length", "12", code=2))
+        self.assertIn("fflm: expected a file of at most 134,217,728 symbols, got 1,000,000 examples of 168",
+                      self.make("--tasks", "copy,fflm", "--length", "21", "--examples", "1000000", code=2))
+        self.assertIn("--lengths: expected numbers", self.make("--lengths", "1e3", code=2))
 
     def test_verify_finds_damage(self):
         whole = read_bytes(self.path("o", "copy_test_0008.bin"))
@@ -333,7 +337,8 @@ class Passages(Folder):
         self.assertIn("expected at least 9,977 tokens in", refused(text, "--lengths", "10000", "--tasks", "needle"))
         self.assertIn("more than 1 different tokens", refused(self.write("a.txt", "a" * 999), "--tasks", "mqar"))
         self.assertIn("expected some of needle", refused(text, "--tasks", "copy"))
-        self.assertIn("--lengths: expected numbers", refused(text, "--lengths", "1e3"))
+        self.assertIn("passkey: expected a file of at most 134,217,728 symbols, got 64 examples of 999,999,999",
+                      refused(text, "--lengths", "999999999", "--tasks", "passkey"))
         for bad, says in ((b"no shard", "expected a shard"), (struct.pack("<3i", 20240520, 1, 9), "expected 9 tokens")):
             self.assertIn(says, refused(self.write("b.bin", bad.ljust(1030, b"\0"))))
         bad = struct.pack("<5i", 20240520, 1, 3, 1000, 1).ljust(1024, b"\0") + struct.pack("<3H", 5, 40000, 7)
@@ -516,6 +521,8 @@ class Table(Folder):
 
     def test_bad_input(self):
         self.assertIn("--jobs: expected at least 1, got 0", self.run_it("--jobs", "0", code=2))
+        self.assertIn("copy: expected a file of at most 134,217,728 symbols, got 20 examples of 99,999,999,999",
+                      self.run_it("--length", "99999999999", "--tasks", "copy", code=2))
         self.assertRegex(self.run_it("--trainer", "/bin/true", code=2),
                          r"\Atasks.py: /bin/true --help: expected a list of.*\n\Z")
         self.assertIn("--seeds: expected numbers separated by commas or blanks, got 1,x",
