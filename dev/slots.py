@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """slots.py -- how many instructions a warp of the tensor-core attention issues for a tile of 64 x 64, on Hopper. The
-kernels' time follows it (docs/attention.md, "A bias as columns"). It needs nvcc and nvdisasm, but no GPU.
+kernels' time follows it (docs/attention.md, "The bias as columns"). It needs nvcc and nvdisasm, but no GPU.
 
     dev/slots.py              counts, for each way to add the bias (FLASH_VARIANT), and compares with dev/slots.json
     dev/slots.py --update     writes dev/slots.json
