@@ -3,7 +3,7 @@
 
     scripts/verdict.py                  the rows: what is published, and what a seed of ours costs
     scripts/verdict.py ROW...           trains the seeds that these rows lack, and says a word for each number
-    scripts/verdict.py ROW --seeds 1    one seed more: 45 minutes, say; results stay in --results
+    scripts/verdict.py ROW --seeds 4    the fourth seed only: 45 minutes, say; results stay in --results
     scripts/verdict.py index-rope --trainer ./train_gpt2cu    on a GPU, which this row needs
 
 A row is a training by scripts/tasks.py of the published model, and the numbers that it was tested for; the schedule is
