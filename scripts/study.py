@@ -98,7 +98,8 @@ def parse(argv):
 def resolve(args):
     """replaces `all`, and completes the flags"""
     text = runqueue.help_of(args.trainer)
-    encodings, sizes = console.encodings(text), re.findall(r"(\w+) (\d+),(\d+),(\d+)", text)
+    listed = text.partition("Sizes for --model")[2].partition("\n\n")[0]
+    encodings, sizes = console.encodings(text), re.findall(r"(\w+) (\d+),(\d+),(\d+)", listed)
     args.sizes = {name: tuple(map(int, shape)) for name, *shape in sizes}
     args.encodings = list(dict.fromkeys(e for pos in args.encodings for e in (encodings if pos == "all" else [pos])))
     longest = max(args.lengths)

@@ -42,7 +42,7 @@ here = os.path.dirname(os.path.abspath(__file__))
 at = lambda *names: os.path.join(here, *names)
 names = open(at("encodings")).read().split() if os.path.exists(at("encodings")) else ["one", "two", "limited"]
 if "help" in flags:
-    print("usage: fake\nTrains with any of these encodings (--pos):")
+    print("usage: fake --model 4,4,128\nTrains with any of these encodings (--pos):")
     print("".join(f"  {name:13} says: what it is\n" for name in names))
     print("Sizes for --model: tiny 6,8,512; small 12,12,768\n\n  --sample_every  -s  samples")
     print("\ncommit abc, float32, CPU, compiler 1")
