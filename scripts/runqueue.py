@@ -215,10 +215,11 @@ def commit_of(command):
 
 
 def refuse_changes(jobs):
-    """raises BadInput if runs were begun with other settings: nothing is started then"""
+    """raises BadInput if runs, which have a log, were begun with other settings: nothing is started then"""
     found = {}                                              # {difference: the directories that have it}
     for command in (c for job in jobs for c in job.commands if settings_file(c)):
-        was, given = read_object(settings_file(command)), given_to(command)
+        begun = os.path.exists(os.path.join(command.out, "log.jsonl"))      # not if the trainer refused its flags
+        was, given = read_object(settings_file(command)) if begun else {}, given_to(command)
         now, before = {**settings_of(command), **given}, was.pop("given", {})
         was = was and {**was, **{k: before.get(k, v) for k, v in given.items()}}
         allowed = str(command.flags.get("allow_change", "")).split(",")

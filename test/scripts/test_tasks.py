@@ -423,7 +423,7 @@ class Table(Folder):
     def test_parts_resume_and_the_table(self):
         self.write("broken", "")
         few = ("--tasks", "copy,sort", "--seeds", "1,2")
-        self.assertIn("no luck today", self.run_it(*few, "--part", "1/2", "--pos", "rope", code=2))
+        self.assertIn("no luck today", self.run_it(*few, "--part", "1/2", "--pos", "rope", "--lr", "nan", code=2))
         os.remove(self.path("broken"))
         self.assertIn("6 cases, ", self.run_it(*few, "--part", "1/2"))
         first = {(r["task"], r["pos"], r["seed"]) for r in self.rows()}
