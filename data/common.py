@@ -7,7 +7,6 @@ holds only complete shards, and the same command continues where a killed one st
 """
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -18,8 +17,8 @@ from collections import namedtuple
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
 import console  # noqa: E402
-from console import (BadInput, Interrupted, clean, natural, need, open_regular, positive, run, say,  # noqa: E402,F401
-                     sha256_of, sync_directory, terminal)
+from console import (BadInput, Interrupted, clean, locked, natural, need, open_regular, positive,  # noqa: E402,F401
+                     run, say, sha256_of, sync_directory, terminal)
 
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
 WIDE_MAGIC, WIDE_VERSION = 20240801, 7           # of uint32 ids
@@ -56,6 +55,11 @@ def add_stream_flags(p, val_tokens=SHARD_TOKENS):
                    "about three times this, plus 150 MB per worker [256]")
 
 
+def add_max_tokens(p, most):
+    p.add_argument("--max_tokens", type=lambda text: natural(text, 3), default=most,
+                   help=f"tokens of the longest document, including [CLS] and [SEP] [{most}]")
+
+
 # Files that exist whole or not at all ---------------------------------------------------------------------------------
 
 @contextlib.contextmanager
@@ -88,25 +92,6 @@ def write_file(path, data):
     with writing(path):
         console.write_whole(path, data)
     return {"file": os.path.basename(path), "bytes": os.path.getsize(path), "sha256": sha256_of(path)}
-
-
-@contextlib.contextmanager
-def locked(directory):
-    """at most one writer per directory; the lock ends with the process"""
-    try:
-        os.makedirs(directory, exist_ok=True)
-    except OSError as e:
-        raise BadInput(f"{directory}: {e.strerror}") from None
-    fd = os.open(directory, os.O_RDONLY)
-    try:
-        try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)      # any other error: this file system has no locks
-        except OSError as e:
-            if e.errno in (errno.EAGAIN, errno.EACCES):
-                raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
-        yield
-    finally:
-        os.close(fd)
 
 
 # Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------

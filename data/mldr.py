@@ -19,7 +19,7 @@ In the header of a shard, int32 [5] is the number of documents per group, 1, and
 import os
 
 from build import Stream, build, numbered, single
-from common import SHARD_TOKENS, BadInput, parser, positive, run, say
+from common import SHARD_TOKENS, BadInput, add_max_tokens, parser, positive, run, say
 from download import cache_of, hub_download, hub_files, vocabulary
 from encoding import first_file
 from sources import COMPRESSED, Reader, json_text, new_counts, records_of
@@ -92,8 +92,7 @@ def source_files(args, wanted):
 
 def main(argv):
     p = parser(__doc__, "data/mldr_en", encodings=("bert",))
-    p.add_argument("--max_tokens", type=positive, default=16384,
-                   help="tokens of the longest document, including [CLS] and [SEP] [16384]")
+    add_max_tokens(p, 16384)
     p.add_argument("--shard_tokens", type=positive, default=SHARD_TOKENS, help=f"tokens per shard [{SHARD_TOKENS}]")
     args = p.parse_args(argv)
     files = source_files(args, ["corpus", "test", "dev"])

@@ -17,7 +17,7 @@ negative, which is never cut in two. In the header, int32 [5] is 3, the document
 documents.
 """
 from build import Stream, build, numbered, stream_kwargs
-from common import add_stream_flags, natural, parser, positive, run
+from common import add_max_tokens, add_stream_flags, natural, parser, run
 from download import source_files, vocabulary
 from sources import Reader, json_text
 
@@ -53,8 +53,7 @@ def main(argv):
     add_stream_flags(p, val_tokens=None)
     p.add_argument("--triplets", type=natural, default=1_250_000, help="training triplets; 0 = all [1250000]")
     p.add_argument("--val_triplets", type=natural, default=1000, help="validation triplets [1000]")
-    p.add_argument("--max_tokens", type=positive, default=512,
-                   help="tokens of the longest document, including [CLS] and [SEP] [512]")
+    add_max_tokens(p, 512)
     p.add_argument("--files", type=natural, default=0, help="number of source files to read; 0 = all [0]")
     args = p.parse_args(argv)
     paths = source_files(args, REPO, "triplet-hard", ".parquet", ".jsonl")

@@ -12,6 +12,7 @@ import argparse
 import array
 import contextlib
 import csv
+import fcntl
 import hashlib
 import importlib
 import io
@@ -465,6 +466,23 @@ def sync_directory(directory):
     fd = os.open(directory, os.O_RDONLY)
     try:
         os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+@contextlib.contextmanager
+def locked(directory, wait=False):
+    """at most one process that writes into a directory; the lock ends with the process. wait: for the one before"""
+    os.makedirs(directory, exist_ok=True)
+    fd = os.open(directory, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
+        except OSError:                         # this file system has no locks
+            pass
+        yield
     finally:
         os.close(fd)
 

@@ -1,7 +1,6 @@
 """ledger.py -- results that grow by a few rows at a time, shares of the work, and the commit of a result."""
 import argparse
 import csv
-import fcntl
 import io
 import itertools
 import os
@@ -66,14 +65,8 @@ def write(path, rows, about=""):
 def add(path, rows, key, about=""):
     """Adds the rows that a CSV lacks; key: the columns that tell rows apart; about: a new file's comment. A kill at any
     moment leaves the old file or the new one, also beside another process"""
-    directory = os.path.dirname(os.path.abspath(path))
-    os.makedirs(directory, exist_ok=True)
-    lock = os.open(directory, os.O_RDONLY)
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with console.locked(os.path.dirname(os.path.abspath(path)), wait=True):
         old, identity = read(path), lambda row: tuple(str(row[name]) for name in key)
         known = set(map(identity, old))
         if new := [row for row in rows if identity(row) not in known]:
             write(path, old + new, "" if os.path.exists(path) else about)
-    finally:
-        os.close(lock)

@@ -119,6 +119,8 @@ def main(argv):
     p.add_argument("A", type=shlex.split)
     p.add_argument("B", type=shlex.split)
     args = p.parse_args(argv)
+    if not args.A or not args.B:
+        raise BadInput("expected two commands, got an empty one")
     with tempfile.TemporaryDirectory(prefix="cable_part") as directory:
         found = part([args.A, args.B], directory)
     if found is not None:

@@ -1281,6 +1281,10 @@ class Scripts(Case):
                 self.assertEqual(e.decode(negative[1:-1]), f"not {number}")
         self.assertIn("0 findings", self.script("verify", self.path("o")))
 
+    def test_a_document_has_room_for_a_token(self):
+        for name in "mldr", "msmarco":
+            self.assertIn("--max_tokens: expected at least 3, got 2", self.script(name, "--max_tokens", "2", code=2))
+
     def mldr(self, name, corpus, queries):
         self.write(f"{name}/corpus.jsonl.gz", gzip.compress(json_lines(corpus).encode()))
         for split in ("test", "dev"):

@@ -69,6 +69,8 @@ class TestPart(Folder):
         fails = ["sh", "-c", shlex.join(CABLE) + "; exit 3"]
         with self.assertRaisesRegex(console.BadInput, f"same bits in {STEPS} steps, but .* ended with exit code 3"):
             self.parted(CABLE, fails)
+        with self.assertRaisesRegex(console.BadInput, "expected two commands, got an empty one"):
+            part.main([" ", shlex.join(CABLE)])
         with contextlib.redirect_stdout(io.StringIO()) as said:
             code = part.main([shlex.join(CABLE), shlex.join([*CABLE, "--seed", "7"])])
         self.assertEqual((code, said.getvalue()[:32]), (1, "first difference: before step 1,"))
