@@ -1,10 +1,8 @@
-"""ledger.py -- results that grow by a few rows at a time, shares of the work, and the commit of a result."""
-import argparse
+"""ledger.py -- results that grow by a few rows at a time, and the commit of a result."""
 import csv
 import io
 import itertools
 import os
-import re
 import subprocess
 
 import console
@@ -24,20 +22,6 @@ def commit(*paths, clean=False):
     if changed and clean:
         raise BadInput(f"expected sources that are committed, for the results to name a commit; got\n{changed}")
     return (found or "unknown") + ("+" if changed else "")
-
-
-def part_of(text):
-    """(k, n) of --part K/N, for argparse; the share is share(part, things)"""
-    found = re.fullmatch(r"([1-9]\d*)/([1-9]\d*)", text)
-    if not found or int(found[1]) > int(found[2]):
-        raise argparse.ArgumentTypeError(f"expected K/N with K from 1 to N, got {text}")
-    return int(found[1]), int(found[2])
-
-
-def share(part, things):
-    """every n-th thing, from the k-th on"""
-    k, n = part
-    return things[k - 1::n]
 
 
 def read(path, columns=None, key=()):

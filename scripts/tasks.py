@@ -4,7 +4,6 @@ encoding, task and seed, tests it at 1, 2, 4 and 8 times the trained length (hay
 CSV, a table and a figure, whose bands reach from the lowest seed to the highest.
 
     scripts/tasks.py                                all cases that build/tasks lacks, on all cores
-    scripts/tasks.py --part 2/20                    the second of 20 parts
     scripts/tasks.py --pos cable,rope --tasks copy --seeds 1 --out build/mine    some of them, with results of their own
     scripts/tasks.py --summary                      only the CSV, the table and the figure of the results so far
     scripts/tasks.py --tasks recall --seeds 1,2,3,4,5 --results dev/results/recall.csv    the cases that a CSV lacks
@@ -12,9 +11,9 @@ CSV, a table and a figure, whose bands reach from the lowest seed to the highest
 data/tasks.py describes the tasks. A model learns --length symbols in --steps steps of --B examples. The one that learns
 fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
-done is not run again, so that the same command continues after an interruption. Cases come in the order of their
-seeds: a part of the work is a part of every task. With --results a case is also done if that CSV has rows of it, whose
-settings its first line must name; new rows go there, and the table and the figure beside it.
+done is not run again, so that the same command continues after an interruption. With --results a case is also done if
+that CSV has rows of it, whose settings its first line must name; new rows go there, and the table and the figure beside
+it.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
@@ -83,7 +82,6 @@ def recorded(args):
             raise BadInput(f"{args.results}: {', '.join(str(r[name]) for name in KEY)}: expected trained {trained}, "
                            f"steps {args.steps}, at most as many exact answers as examples, and a length of "
                            f"{', '.join(map(str, lengths))}")
-        r["accuracy"] = f"{r['accuracy']:.4f}"
     return rows
 
 
@@ -250,8 +248,6 @@ def parse(argv):
     p.add_argument("--tasks", type=lambda text: text.split(","), default=[],
                    help="tasks, separated by commas [all of data/tasks.py]")
     p.add_argument("--seeds", type=console.naturals, default=[1, 2, 3], help="seeds of the models [1,2,3]")
-    p.add_argument("--part", type=ledger.part_of, default=(1, 1), metavar="K/N",
-                   help="run the Kth of N parts of the cases [1/1]")
     p.add_argument("--model", default="3,4,64", help="layers, heads, width [3,4,64]")
     p.add_argument("--length", type=positive, default=10, help="symbols that are learned; fflm: 8 times as many [10]")
     p.add_argument("--steps", type=positive, default=1500, help="training steps [1500]")
@@ -293,9 +289,8 @@ def main(argv):
     done, code = {(r["task"], r["pos"], r["seed"]) for r in recorded(args)}, 0
     jobs = {case: job_of(args, case) for case in cases if case not in done}
     if not args.summary:
-        mine = ledger.share(args.part, cases)
-        missing = [jobs[case] for case in mine if case in jobs and not runqueue.is_done(jobs[case].commands[0])]
-        print(f"{len(mine)} cases, {len(missing)} of them to run", flush=True)
+        missing = [job for job in jobs.values() if not runqueue.is_done(job.commands[0])]
+        print(f"{len(cases)} cases, {len(missing)} of them to run", flush=True)
         if missing:
             generators.main(files)
             code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()

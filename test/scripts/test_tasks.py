@@ -423,9 +423,9 @@ class Table(Folder):
     def test_parts_resume_and_the_table(self):
         self.write("broken", "")
         few = ("--tasks", "copy,sort", "--seeds", "1,2")
-        self.assertIn("no luck today", self.run_it(*few, "--part", "1/2", "--pos", "rope", "--lr", "nan", code=2))
+        self.assertIn("no luck today", self.run_it(*few, "--seeds", "1", "--pos", "rope", "--lr", "nan", code=2))
         os.remove(self.path("broken"))
-        self.assertIn("6 cases, ", self.run_it(*few, "--part", "1/2"))
+        self.assertIn("6 cases, ", self.run_it(*few, "--seeds", "1"))
         first = {(r["task"], r["pos"], r["seed"]) for r in self.rows()}
         self.assertEqual(len(first), 6)
         text = self.run_it(*few)                # the rest
@@ -527,7 +527,6 @@ class Table(Folder):
                          r"\Atasks.py: /bin/true --help: expected a list of.*\n\Z")
         self.assertIn("--seeds: expected numbers separated by commas or blanks, got 1,x",
                       self.run_it("--seeds", "1,x", code=2))
-        self.assertIn("--part: expected K/N with K from 1 to N, got 3/2", self.run_it("--part", "3/2", code=2))
         self.assertIn("--pos: expected some of none, cable, rope", self.run_it("--pos", "kable", code=2))
         self.assertIn("--tasks: expected some of copy", self.run_it("--tasks", "kopy", code=2))
         self.assertIn("--compare: expected some of none, cable, rope, got kable",
