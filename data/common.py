@@ -76,11 +76,6 @@ def writing(path):
         raise BadInput(f"{path}: cannot write: {e.strerror}") from None
 
 
-def publish(temporary, path):
-    os.replace(temporary, path)
-    sync_directory(os.path.dirname(path))
-
-
 def remove_quietly(path):
     with contextlib.suppress(OSError):
         os.remove(path)
@@ -240,7 +235,8 @@ class ShardWriter:
             names = os.path.splitext(self.path)[0] + ".ids"
             record["ids"] = write_file(names, "".join(i + "\n" for i in self.ids).encode())
         with writing(self.path):
-            publish(self.temporary, self.path)
+            os.replace(self.temporary, self.path)
+            sync_directory(self.directory)
         return record
 
     def abandon(self):

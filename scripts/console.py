@@ -210,10 +210,6 @@ def real(text, above=-math.inf):
     return value
 
 
-def above_0(text):
-    return real(text, 0)
-
-
 def naturals(text):
     """the numbers of a list such as 1,2,3 or 1 2 3, each once"""
     if not re.fullmatch(r"\d{1,18}([, ]\d{1,18})*", text):

@@ -556,6 +556,7 @@ def setting(text):
 
 
 def parse(argv):
+    above_0 = functools.partial(console.real, above=0)
     p = console.parser(__doc__)
     p.add_argument("experiment", nargs="?", choices=EXPERIMENTS, metavar="EXPERIMENT", help=" ".join(EXPERIMENTS))
     p.add_argument("words", nargs="*", metavar="WORD", help="data sets, sizes, encodings, trained lengths, tokens per "
@@ -583,9 +584,9 @@ def parse(argv):
                    "[--trainer]")
     p.add_argument("--tokenizer", default="",
                    help="vocabulary to keep with the checkpoints, so that the models read and print text")
-    p.add_argument("--tokens_per_s", type=console.above_0, default=0,
+    p.add_argument("--tokens_per_s", type=above_0, default=0,
                    help="speed of one GPU as you measured it, for the hours shown")
-    p.add_argument("--tflops", type=console.above_0, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")
+    p.add_argument("--tflops", type=above_0, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")
     p.add_argument("--set", type=setting, action="append", default=[], metavar="FLAG=VALUE",
                    help="another value for a flag of the trainer")
     p.add_argument("--python", default=shlex.quote(sys.executable),

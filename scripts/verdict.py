@@ -102,10 +102,9 @@ def train(name, seed, args):
     columns = {"task": TEXT, "length": POSITIVE, "trained": POSITIVE, "accuracy": SHARE, "exact": COUNT,
                "examples": POSITIVE, "commit": TEXT}
     rows = ledger.read(os.path.join(out, "tasks.csv"), columns, ("task", "pos", "seed", "length")) if code == 0 else ()
-    for r in rows:
-        if r["task"] in row.cells and r["length"] == r["trained"]:
-            ledger.add(args.results, [{"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
-                                       "percent": f"{row.measure(r):.4g}"}], KEY)
+    ledger.add(args.results, [{"row": name, "task": r["task"], "seed": seed, "commit": r["commit"],
+                               "percent": f"{row.measure(r):.4g}"}
+                              for r in rows if r["task"] in row.cells and r["length"] == r["trained"]], KEY)
     return code
 
 

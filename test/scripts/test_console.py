@@ -1,6 +1,7 @@
 """test_console.py -- scripts/console.py and ledger.py: no script prints a control character, every error is a line and
 an exit code, and rows are added whole."""
 import argparse
+import functools
 import glob
 import hashlib
 import os
@@ -101,7 +102,8 @@ class TestConsole(Folder):
                     ("1e3", "", "\u0663", "1_0", "9" * 19), "a whole number of at most 18 digits")}),
                 (console.processes, {"1024": 1024}, {"0": "at least 1", "1025": "at most 1,024"}),
                 (console.real, {"-2.5": -2.5}, {"nan": "a number, got nan", "inf": "a number", "x" * 99: "a number"}),
-                (console.above_0, {"1e-3": 1e-3}, {"0": "a number above 0, got 0", "nan": "a number above 0"})):
+                (functools.partial(console.real, above=0), {"1e-3": 1e-3}, {"0": "a number above 0, got 0",
+                                                                            "nan": "a number above 0"})):
             self.assertEqual({text: of(text) for text in good}, good)
             for text, says in bad.items():
                 self.assertRaisesRegex(argparse.ArgumentTypeError, f"^expected {says}", of, text)

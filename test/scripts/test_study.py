@@ -505,6 +505,8 @@ class TestQueue(Fake):
         self.write("a.txt", "another text")
         self.assertIn("train_files", self.study(*words, seeds="1", code=2).stderr)
         self.study(*words, "--allow_change", "train_files", seeds="1")
+        self.assertEqual(len({runqueue.checksum(self.write("a", text), True) for text in (
+            b"a" * 5_000_000, b"a" * 5_000_001, b"a" * 4_999_999 + b"b", b"b" + b"a" * 4_999_999, b"a", b"")}), 6)
         self.write("b.txt", "another text")                     # where no validation counts
         self.study(*words[:-2], "--allow_change", "train_files", seeds="1")
 
