@@ -258,7 +258,7 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
         // 6 the MLP widens                                                                         (B,T,4C)
         matmul_forward(a.fch(l), view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l), nullptr, s);
         // 7 its nonlinearity: the exact GELU, not GPT-2's approximation
-        gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s);
+        gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, Gelu::Erf, s);
         // 8 the MLP narrows, and its input is added                                                (B,T,C)
         matmul_forward(a.sum2(l), view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), p.fcprojb(l),
                        a.ln1(l), s);
@@ -288,7 +288,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         embedding_forward(a.picked(), picked, a.ln2(L - 1), rows, C, s);
         // 2 3 4 a layer of their own: product, GELU, normalization                                 (rows,C)
         matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
-        gelu_erf_forward(a.headgelu(), a.headh(), rows * C, s);
+        gelu_forward(a.headgelu(), a.headh(), rows * C, Gelu::Erf, s);
         layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C,
                           eps, s);
         // 5 logits, with the embedding as weights                                                  (rows,Vp)
@@ -310,7 +310,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         device_zero(a.dheadgelu(), sizeof(floatX) * rows * C, s);
         layernorm_backward(a.dheadgelu(), d.headlnw(), d.headlnb(), a.scratch(), a.dhead(), a.headgelu(), a.headmean(),
                            a.headrstd(), p.headlnw(), rows, C, s);
-        gelu_erf_backward(a.dheadgelu(), d.headb(), a.scratch(), a.dheadgelu(), a.headh(), rows, C, s);
+        gelu_backward(a.dheadgelu(), d.headb(), a.scratch(), a.dheadgelu(), a.headh(), rows, C, Gelu::Erf, s);
         // 2 through the product
         matmul_backward(a.dhead(), d.headw(), nullptr, a.scratch(), a.dheadgelu(), nullptr,
                         view(a.picked(), rows, C), view(p.headw(), C, C), s);
@@ -339,7 +339,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
     for (int l = L - 1; l >= 0; l--) {
         const floatX* x = l == 0 ? a.emb() : a.ln2(l - 1);
         const LayerPosition position = layer_position(model, acts, l, T, grads);
-        if (recompute >= 1) { gelu_erf_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
+        if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, Gelu::Erf, s); }
         if (recompute >= 2) {
             layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), a.sum1(l), p.ln1w(l), p.ln1b(l), N, C, eps, s);
         }
@@ -351,7 +351,7 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         matmul_backward(a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dsum(), nullptr,
                         view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
         // 7 through GELU, in place; the gradient of step 6's bias is the sum of its rows
-        gelu_erf_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s);
+        gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, Gelu::Erf, s);
         // 6 the MLP's first product: dfch, and dsum around the MLP -> dresidual                     (B,T,C)
         matmul_backward(a.dresidual(), d.fcw(l), nullptr, a.scratch(), a.dfch(), a.dsum(),
                         view(a.ln1(l), N, C), view(p.fcw(l), 4 * C, C), s);

@@ -306,7 +306,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);
         const LayerPosition position = layer_position(model, acts, l, T, grads);
         const int OC = position.columns(), row = position.row();
-        if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, s); }
+        if (recompute >= 1) { gelu_forward(a.fchgelu(l), a.fch(l), N * 4 * C, Gelu::Tanh, s); }
         if (recompute >= 2) {
             layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         }
@@ -316,7 +316,7 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         matmul_backward(fused ? nullptr : a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
                         view(a.fchgelu(l), N, 4 * C), fcprojw, s);
         // 8 through GELU, in place, if that was not a part of 9; the gradient of step 7's bias is the sum of its rows
-        if (!fused) { gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, s); }
+        if (!fused) { gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, Gelu::Tanh, s); }
         // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
         matmul_backward(a.dln(), d.fcw(l), fused ? d.fcb(l) : nullptr, a.scratch(), a.dfch(), nullptr,
                         view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);

@@ -222,7 +222,7 @@ LAUNCHER bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const f
     const MatmulArgs p = {out, nullptr, weight.rows, inp, transposed(weight), bias, nullptr, 0, 0};
     if (fuse && matmul_with(Epilogue::Gelu, 2, pre, p, stream)) { return true; }
     matmul_forward(pre, inp, weight, bias, nullptr, stream);
-    gelu_forward(out, pre, (size_t)inp.rows * weight.rows, stream);
+    gelu_forward(out, pre, (size_t)inp.rows * weight.rows, Gelu::Tanh, stream);
     return false;
 }
 LAUNCHER bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,

@@ -83,8 +83,8 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
 }
 
 // Text from any source, made safe to print: control characters are escaped (also U+0080 to U+009F, in UTF-8 or as
-// single bytes, which some terminals obey), and the middle is left out if the text exceeds `most` bytes.
-inline std::string printable(const std::string& s, size_t most = 60) {
+// single bytes, which some terminals obey) unless `kept` has them; the middle of more than `most` bytes is left out.
+inline std::string printable(const std::string& s, size_t most = 60, const char* kept = "") {
     std::string p;
     const size_t last = most / 4;               // bytes of the end that are shown
     bool cut = s.size() > most;
@@ -102,7 +102,7 @@ inline std::string printable(const std::string& s, size_t most = 60) {
         bool whole = (c < 0x80 || n > 0) && i + n < s.size();
         for (size_t k = 1; whole && k <= n; k++) { whole = ((unsigned char)s[i + k] & 0xC0) == 0x80; }
         const bool control = c < 32 || c == 127 || (c == 0xC2 && whole && (unsigned char)s[i + 1] < 0xA0);
-        if (!whole || control) { p += strprintf("\\x%02x", c); continue; }
+        if (!whole || (control && (c == 0 || strchr(kept, c) == nullptr))) { p += strprintf("\\x%02x", c); continue; }
         p.append(s, i, n + 1);
         i += n;
     }

@@ -83,22 +83,6 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
     return ids;
 }
 
-// Text for a terminal: control characters other than newline and tab as \x1b. A model of bytes writes them too, and
-// they would ring the bell, move the cursor or change colours. C2 80 to C2 9F are control characters as well.
-inline std::string visible(const std::string& s) {
-    std::string out;
-    for (size_t i = 0; i < s.size(); i++) {
-        const unsigned char c = (unsigned char)s[i], next = i + 1 < s.size() ? (unsigned char)s[i + 1] : 0;
-        if (c == 0xC2 && next >= 0x80 && next < 0xA0) {
-            out += strprintf("\\x%02x", next);
-            i++;
-        } else {
-            out += (c < 32 && c != '\n' && c != '\t') || c == 127 ? strprintf("\\x%02x", c) : std::string(1, s[i]);
-        }
-    }
-    return out;
-}
-
 // ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
 // t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
 template <class Model, class Acts>
@@ -139,8 +123,10 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
-        if (tokenizer != nullptr) { fputs(visible(text.push(tokenizer->shown(id, first))).c_str(), out); }
-        else { fprintf(out, "%s%d", first ? "" : " ", id); }
+        // a model of bytes writes control characters, too, which would ring the bell, move the cursor or change colours
+        const std::string number = strprintf("%s%d", first ? "" : " ", id);
+        const std::string next = tokenizer != nullptr ? text.push(tokenizer->shown(id, first)) : number;
+        fputs(printable(next, SIZE_MAX, "\n\t").c_str(), out);
         fflush(out);
     };
     for (size_t i = 0; i < ids.size(); i++) { print(ids[i], i == 0); }

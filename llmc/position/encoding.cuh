@@ -131,9 +131,6 @@ struct Encoding {
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
 };
 
-// The functor of an encoding
-template <class Type> using BiasOf = decltype(std::declval<Type>().bias());
-
 // The encoding, its pointers set
 template <class Type> Type bind_encoding(const PositionView& view) {
     Type encoding(view);

@@ -125,7 +125,7 @@ LAUNCHER EncodingTraits encoding_traits(const EncodingConfig& config) {
     EncodingTraits traits = {};
     with_position_type(config, [&](auto type) {
         using Type = typename decltype(type)::type;
-        using Bias = BiasOf<Type>;
+        using Bias = decltype(std::declval<Type>().bias());
         traits = {Type::defaults, [](PositionTables& tables) { Type(PositionView()).declare(tables); }, Type::hooks,
                   Type::has_relu, Bias::flash};
         if (Bias::flash != FlashBias::None) { traits.hooks |= ADDS_BIAS; }

@@ -25,13 +25,11 @@ struct GeluForm {
     const char* name;
     double (*exact)(double), (*exact_slope)(double);
     float (*plain)(float), (*plain_slope)(float);
-    void (*forward)(floatX*, const floatX*, size_t, Stream);
-    void (*backward)(floatX*, float*, float*, const floatX*, const floatX*, size_t, int, Stream);
+    Gelu kernels;
 };
 inline const GeluForm GELU_FORMS[] = {
-    {"gelu", gelu<double>, gelu_slope<double>, gelu<float>, gelu_slope<float>, gelu_forward, gelu_backward},
-    {"gelu_erf", gelu_erf<double>, gelu_erf_slope<double>, gelu_erf<float>, gelu_erf_slope<float>, gelu_erf_forward,
-     gelu_erf_backward},
+    {"gelu", gelu<double>, gelu_slope<double>, gelu<float>, gelu_slope<float>, Gelu::Tanh},
+    {"gelu_erf", gelu_erf<double>, gelu_erf_slope<double>, gelu_erf<float>, gelu_erf_slope<float>, Gelu::Erf},
 };
 
 // the error of float32 loops over the whole range: on a few inputs it may be small by luck
@@ -59,8 +57,8 @@ inline void test_gelu(Random& random, const GeluForm& form, const std::vector<fl
     const Array<floatX> d_inp(inp_x), d_dout(dout_x);
     Array<floatX> out(N), dinp(N);
     Array<float> dbias(dbias0), scratch(MAX_SLABS * C);
-    form.forward(out, d_inp, N, Stream(0));
-    form.backward(dinp, dbias, scratch, d_dout, d_inp, rows, (int)C, Stream(0));
+    gelu_forward(out, d_inp, N, form.kernels, Stream(0));
+    gelu_backward(dinp, dbias, scratch, d_dout, d_inp, rows, (int)C, form.kernels, Stream(0));
     const double error = plain_error(form.plain, form.exact);
     const double slope_error = plain_error(form.plain_slope, form.exact_slope);
     check_close("out" + at, out.host(), want, plain, error / (FLT_EPSILON / 2));

@@ -93,7 +93,6 @@ inline const char* hf_code() {
         ;
     return text + 1;        // without the first quote, which makes R"py( a string in Python
 }
-inline bool has_hf_code(const Json& config) { return config.contains("auto_map"); }
 
 // Adds our keys to transformers' configuration: "position" (null: left out), and the keys of `mask`.
 inline Json with_encoding(Json j, const ConfigKeys& keys, const Json& position, const Json& mask) {

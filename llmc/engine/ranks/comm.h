@@ -79,10 +79,8 @@ inline int comm_report(int code, const std::string& message) {
     _exit(code);
 }
 
-// comm_sharing: how many ranks share the memory that device_memory_available() reports. comm_threads: the number of
-// threads for set_threads(): `asked`, or this rank's share of what its control group allows, and of the machine if the
-// launcher has not bound it to cores of its own.
-inline int comm_sharing() { return ON_GPU ? 1 : comm().local_size; }
+// The number of threads for set_threads(): `asked`, or this rank's share of what its control group allows, and of the
+// machine if the launcher has not bound it to cores of its own.
 inline int comm_threads(int asked) {
     const int local = comm().local_size;
     const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;

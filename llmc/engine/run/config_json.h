@@ -130,21 +130,13 @@ inline void mask_from_json(PositionConfig& position, const Json& j, const std::s
 // FILE has such an object. It may leave out rope_type, factor (then T / the original length) and
 // original_max_position_embeddings (then the model's).
 
-struct RopeScalingName { RopeScaling scaling; const char *flag, *file; };
-constexpr RopeScalingName rope_scaling_names[] = {{RopeScaling::None, "none", "default"},
-                                                  {RopeScaling::PI, "pi", "linear"},
-                                                  {RopeScaling::NTK, "ntk", "ntk"},
-                                                  {RopeScaling::YaRN, "yarn", "yarn_paper"},
-                                                  {RopeScaling::LongRoPE, "longrope", "longrope"}};
-
-inline const RopeScalingName& rope_scaling_name(RopeScaling scaling) {
-    for (const RopeScalingName& n : rope_scaling_names) { if (n.scaling == scaling) { return n; } }
-    die(EXIT_BAD_INPUT, "rope_scaling: there is no kind %d", (int)scaling);
-}
+struct RopeScalingName { const char *flag, *file; };
+constexpr RopeScalingName rope_scaling_names[] = {              // by RopeScaling
+    {"none", "default"}, {"pi", "linear"}, {"ntk", "ntk"}, {"yarn", "yarn_paper"}, {"longrope", "longrope"}};
 
 // "yarn:4", as in --rope_scaling; "longrope:4#5d3a9c01", whose last part is a checksum of the factors
 inline std::string rope_scaling_text(const PositionConfig& position) {
-    std::string text = rope_scaling_name(position.scaling).flag;
+    std::string text = rope_scaling_names[(int)position.scaling].flag;
     if (position.scaling_factor > 0) { text += strprintf(":%.9g", position.scaling_factor); }
     if (position.scaling != RopeScaling::LongRoPE) { return text; }
     uint64_t sum = 0;
@@ -157,7 +149,7 @@ inline std::string rope_scaling_text(const PositionConfig& position) {
 // The object for T tokens; null: no stretch
 inline Json rope_scaling_json(const PositionConfig& position, int T) {
     if (position.scaling == RopeScaling::None) { return Json(); }
-    Json j = {{"rope_type", rope_scaling_name(position.scaling).file}, {"factor", position.stretch(T)},
+    Json j = {{"rope_type", rope_scaling_names[(int)position.scaling].file}, {"factor", position.stretch(T)},
               {"original_max_position_embeddings", position.original_length()}};
     if (position.scaling == RopeScaling::LongRoPE) {
         j["short_factor"] = position.short_factor;
@@ -198,7 +190,7 @@ inline void rope_scaling_from_json(const Json& j, PositionConfig& position, cons
     const auto* found = std::find_if(std::begin(rope_scaling_names), end, [&](auto& n) { return type == n.file; });
     check(found != end, "%s: rope_scaling: expected rope_type linear, ntk, yarn_paper or longrope, got '%s'",
           what.c_str(), printable(type).c_str());
-    position.scaling = found->scaling;
+    position.scaling = (RopeScaling)(found - std::begin(rope_scaling_names));
     if (position.scaling == RopeScaling::None) { return; }
     check(position.has("rope"), "%s: rope_scaling: only rope can be stretched, and the encoding is %s", what.c_str(),
           position.name.c_str());
@@ -230,7 +222,9 @@ inline void read_longrope(const std::string& path, PositionConfig& position) {
 inline void parse_rope_scaling(const std::string& text, PositionConfig& position) {
     const size_t colon = text.find(':');
     const std::string kind = text.substr(0, colon), rest = colon == std::string::npos ? "" : text.substr(colon + 1);
-    for (const RopeScalingName& n : rope_scaling_names) { if (kind == n.flag) { position.scaling = n.scaling; } }
+    for (const RopeScalingName& n : rope_scaling_names) {
+        if (kind == n.flag) { position.scaling = (RopeScaling)(&n - rope_scaling_names); }
+    }
     check(position.scaling == RopeScaling::None || position.has("rope"),
           "--rope_scaling %s: only rope can be stretched, and the encoding is %s", text.c_str(), position.name.c_str());
     const bool longrope = position.scaling == RopeScaling::LongRoPE;

@@ -81,9 +81,9 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
     return 0;
 }
 
-// The bytes that this rank's weights and activations may take
+// The bytes that this rank's weights and activations may take: without a GPU, of the memory that the ranks share
 inline double memory_available() {
-    return (double)device_memory_available() / comm_sharing() - (double)MATMUL_WORKSPACE;
+    return (double)device_memory_available() / (ON_GPU ? 1 : comm().local_size) - (double)MATMUL_WORKSPACE;
 }
 
 // Chooses --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits,

@@ -171,7 +171,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     if (commit != nullptr && strstr(commit, "-dirty") != nullptr) { c.config["built_from"] = commit; }
     c.state = r.state.to_json(r.o);
     if (!r.record.empty()) { c.state["data"] = r.record; }
-    if (has_hf_code(config)) { c.extra.push_back({HF_FILE, hf_code()}); }
+    if (config.contains("auto_map")) { c.extra.push_back({HF_FILE, hf_code()}); }
     for (const auto& file : vocabulary_files(r.tokenizer.get(), config)) { c.extra.push_back(file); }
     return c;
 }
