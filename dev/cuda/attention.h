@@ -98,12 +98,6 @@ __device__ inline void load_rows(float* tile, const floatX* from, int stride, in
         tile[r * (HS + 1) + d] = r < n ? (float)from[(size_t)r * stride + d] : 0.0f;
     }
 }
-// of two rows of tiles
-__device__ inline float dot_rows(const float* a, const float* b, int HS) {
-    float dot = 0.0f;
-    for (int d = 0; d < HS; d++) { dot += a[d] * b[d]; }
-    return dot;
-}
 // sum (ROWS, HS) += weights (ROWS, LD) tile (ROWS, HS + 1), or weights^T tile: every element belongs to one thread
 template <bool Transposed>
 __device__ inline void add_products(float* sum, const float* weights, const float* tile, int HS) {
@@ -145,13 +139,6 @@ struct Backward {
     __device__ float distance(int bh, int i, int j) const { return fabsf(bias.tile(bh, i, j).difference(0, 0)); }
 };
 
-// of two rows of q, k, v, out or dout in memory
-__device__ inline float dot_elements(const floatX* a, const floatX* b, int HS) {
-    float dot = 0.0f;
-    for (int d = 0; d < HS; d++) { dot += (float)a[d] * (float)b[d]; }
-    return dot;
-}
-
 // P (B,NH,T,T) as a forward that stores it would leave it; one thread per pair
 __global__ void probabilities_kernel(float* P, Backward p) {
     const int T = p.dims.T;
@@ -160,7 +147,7 @@ __global__ void probabilities_kernel(float* P, Backward p) {
         const int j = (int)(e % T);
         const int i = (int)(e / T % T);
         const int bh = (int)(e / T / T);
-        const float score = p.dims.scale * dot_elements(p.q(bh, i), p.k(bh, j), p.dims.HS);
+        const float score = p.dims.scale * dot(p.q(bh, i), p.k(bh, j), p.dims.HS);
         P[e] = j > i ? 0.0f : fast_exp(score + p.bias.tile(bh, i, j)(0, 0) - p.lse[(size_t)bh * T + i]);
     }
 }
@@ -184,8 +171,8 @@ __device__ inline void pair_tile(const Tiles& tiles, const Backward& p, int bh, 
         float dlogit = 0.0f;
         if (i0 + r < T && j0 + c <= i0 + r) {
             const size_t row = (size_t)bh * T + i0 + r;
-            const float score = dot_rows(tiles.Q + r * (HS + 1), tiles.K + c * (HS + 1), HS);
-            const float dP = dot_rows(tiles.dO + r * (HS + 1), tiles.V + c * (HS + 1), HS);
+            const float score = dot(tiles.Q + r * (HS + 1), tiles.K + c * (HS + 1), HS);
+            const float dP = dot(tiles.dO + r * (HS + 1), tiles.V + c * (HS + 1), HS);
             P = fast_exp(p.dims.scale * score + bias(r, c) - p.lse[row]);
             dlogit = P * (dP - p.row_dot[row]);
         }

@@ -25,7 +25,7 @@ __global__ void row_dot_kernel(Backward p) {
     for (size_t e = span.begin; e < span.end; e += span.step) {
         const int bh = (int)(e / p.dims.T);
         const int i = (int)(e % p.dims.T);
-        p.row_dot[e] = dot_elements(p.out + output_at(p.dims, bh, i), p.d_out(bh, i), p.dims.HS);
+        p.row_dot[e] = dot(p.out + output_at(p.dims, bh, i), p.d_out(bh, i), p.dims.HS);
     }
 }
 
@@ -38,7 +38,7 @@ __global__ void dlogit_kernel(Backward p) {
         const int i = (int)(e / T % T);
         const int bh = (int)(e / T / T);
         if (j > i) { continue; }
-        const float dP = dot_elements(p.d_out(bh, i), p.v(bh, j), p.dims.HS);
+        const float dP = dot(p.d_out(bh, i), p.v(bh, j), p.dims.HS);
         p.dlogit[e] = p.P[e] * (dP - p.row_dot[(size_t)bh * T + i]);
     }
 }
@@ -114,9 +114,9 @@ struct Pair { float P, dlogit; };
 // P and dlogit of one pair, from the inputs
 __device__ inline Pair pair_of(const Backward& p, int bh, int i, int j) {
     const size_t row = (size_t)bh * p.dims.T + i;
-    const float score = p.dims.scale * dot_elements(p.q(bh, i), p.k(bh, j), p.dims.HS);
+    const float score = p.dims.scale * dot(p.q(bh, i), p.k(bh, j), p.dims.HS);
     const float P = fast_exp(score + p.bias.tile(bh, i, j)(0, 0) - p.lse[row]);
-    const float dP = dot_elements(p.d_out(bh, i), p.v(bh, j), p.dims.HS);
+    const float dP = dot(p.d_out(bh, i), p.v(bh, j), p.dims.HS);
     return {P, P * (dP - p.row_dot[row])};
 }
 

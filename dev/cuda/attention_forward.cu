@@ -39,9 +39,7 @@ __global__ void scores_by_threads_kernel(Forward p) {
         if (j > i) { continue; }                            // a later key: its logit is never read
         const floatX* q = p.qkv + token_at(p.dims, bh, i, 0);
         const floatX* k = p.qkv + token_at(p.dims, bh, j, 1);
-        float dot = 0.0f;
-        for (int d = 0; d < p.dims.HS; d++) { dot += (float)q[d] * (float)k[d]; }
-        p.scores[e] = p.dims.scale * dot + p.bias.tile(bh, i, j)(0, 0);
+        p.scores[e] = p.dims.scale * dot(q, k, p.dims.HS) + p.bias.tile(bh, i, j)(0, 0);
     }
 }
 
@@ -103,8 +101,8 @@ __device__ inline void score_tile(float* scores, const float* Q_tile, const floa
         const int r = e / ROWS;
         const int c = e % ROWS;                             // the lanes of a warp: one query, 32 keys
         const bool visible = j0 + c <= i0 + r && i0 + r < p.dims.T;
-        const float dot = dot_rows(Q_tile + r * (p.dims.HS + 1), K_tile + c * (p.dims.HS + 1), p.dims.HS);
-        scores[r * LD + c] = visible ? p.dims.scale * dot + tile(r, c) : -INFINITY;
+        const float score = dot(Q_tile + r * (p.dims.HS + 1), K_tile + c * (p.dims.HS + 1), p.dims.HS);
+        scores[r * LD + c] = visible ? p.dims.scale * score + tile(r, c) : -INFINITY;
     }
 }
 
