@@ -34,8 +34,7 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
     for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
 }
 
-// f(t, sum) of each token t, begin .. end-1, with the sum of value(k) over begin <= k <= t; returns the sum of all. By
-// all threads of a block
+// f(t, sum of value(k) over begin <= k <= t) of each token t, begin .. end-1; returns the sum of all. By a whole block
 template <class Value, class F> __device__ inline double running_sums(int begin, int end, Value value, F f) {
     __shared__ double last;                                 // the sum that leaves a block's width of tokens
     double before = 0.0;

@@ -189,8 +189,7 @@ inline bool is_directory(const std::string& path) {
     return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-// A regular file opened for reading, its size known from the start. Everything is read at an absolute offset (pread),
-// so several threads may share one File.
+// A regular file opened for reading, and its size. All reads give their offset (pread), so threads may share one File.
 struct File {
     std::string path;                   // for messages
     int fd = -1;

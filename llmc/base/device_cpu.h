@@ -64,7 +64,7 @@ struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
-// `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul sums in MICRO_M x MICRO_N.
+// `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul has MICRO_M x MICRO_N sums.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)

@@ -192,7 +192,7 @@ inline Stream new_stream() {
 // The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
 // the null stream it can be recorded.
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
-// The stream of the exchange between ranks. Its blocks start before those of device_stream() that wait for a processor.
+// The stream of the exchange between ranks. Its blocks start before those of device_stream() that wait for an SM.
 inline Stream second_stream() {
     static const Stream s = [] {
         int least = 0, greatest = 0;

@@ -1,5 +1,4 @@
-// model.cuh -- the parts that the trainers' models share in addition to their parameters (ranks/parameters.cuh): the
-// tokens of a batch, and the activations of one shape.
+// model.cuh -- what the trainers' models share beside parameters: the tokens of a batch, the activations of one shape.
 #pragma once
 
 #include <functional>

@@ -1,5 +1,4 @@
-// lab/heads.h -- inside a model's attention: where each head looks (--heads), and the biases that an encoding adds to
-// the scores of a text (--dump_bias).
+// lab/heads.h -- inside attention: where each head looks (--heads), and the biases of a text's scores (--dump_bias).
 //
 // --heads takes a second pass over the scores of each layer, from the lse that its attention has stored, in memory that
 // grows with T and not with T x T. With P_ij = e^(logit_ij - lse_i) and the mean over all queries i of all windows:

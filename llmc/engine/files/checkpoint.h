@@ -63,8 +63,7 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// Adam's moments: optimizer_RANK.state, a safetensors file for each rank that holds a part of them. Any number of ranks
-// can read the files of any other number.
+// Adam's moments: optimizer_RANK.state, a safetensors file of each rank's part. Any number of ranks can read them.
 
 // Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers. In the file they are a vector
 // "m.<tensor>" if they are all of it, otherwise "m.<tensor>@<first>".

@@ -93,8 +93,7 @@ inline std::string manifest_text(int step, const FileSums& sums) {
     return json_text(j, 1) + "\n";
 }
 
-// The names, sizes and checksums of the files that a manifest lists, and its step, after the manifest itself is
-// verified.
+// The names, sizes and checksums of the files that a verified manifest lists, and its step.
 inline FileSums read_manifest(const std::string& path, int& step) {
     const std::string text = read_file(path, JSON_MAX_BYTES);
     const Json j = parse_json(text, path);

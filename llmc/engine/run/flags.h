@@ -18,8 +18,7 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
 constexpr int MOST_WINDOW = 1 << 30;
 
 // X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value when it is a switch.
-// Validation and samples are rare by default: in one pass over tiny Shakespeare, 74 steps, they take less than 5 % of
-// the time.
+// Validation and samples are rare by default: in one pass over tiny Shakespeare, 74 steps, below 5 % of the time.
 #define OPTIONS(X, GROUP) \
     GROUP("Data", BOTH) \
     X(Text, train_files, "-i", "data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \

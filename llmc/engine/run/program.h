@@ -1,5 +1,4 @@
-// run/program.h -- the parts of a trainer's program that have nothing to do with training: signals, the exit codes of
-// errors, and what the binary was built from.
+// run/program.h -- what a program has beside training: signals, the exit codes of errors, what it was built from.
 #pragma once
 
 #include <csignal>
