@@ -150,7 +150,7 @@ constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
 inline int matmul_leaves = 0;
 // to (n) += from (n)
 void add_to(float* to, const float* from, size_t n, Stream stream);
-// own (n), part `me` of `count`, becomes their sum, a binary tree of neighbours; inbox (count-1,n): the other parts, in order
+// own (n), part `me` of `count`, becomes their sum, a binary tree of neighbours; inbox (count-1,n): the rest in order
 void sum_parts(float* own, const float* inbox, int me, int count, size_t n, Stream stream);
 // out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream);
