@@ -141,8 +141,6 @@ def fill(stream, manifest, encoder):
     except BaseException:
         shards.abandon()
         raise
-    finally:
-        progress.close()
 
 
 class Shards:
