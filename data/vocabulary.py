@@ -4,35 +4,23 @@
     data/vocabulary.py --out data/gpt2
     ./train_gpt2 --load run/cable --tokenizer data/gpt2 --generate "Once upon a time"
 
-Source    the copy that tiktoken keeps once a script of data/ has used it, or vocab.json and merges.txt of
-          openai-community/gpt2 on the hub; with --local, the files in DIR under either pair of names
+Source    vocab.json and merges.txt of openai-community/gpt2 on the hub; with --local, the files in DIR under these
+          names or OpenAI's, encoder.json and vocab.bpe
 Size      1.5 MB
 Licence   MIT
 Tokens    50,257; checked against the known sha256 of the table
 Time      seconds
 
-Writes encoder.json and vocab.bpe. They go to --out, because the next start of the machine may empty tiktoken's
-temporary directory.
+Writes encoder.json and vocab.bpe.
 """
-import hashlib
 import os
-import tempfile
 
 from common import BadInput, locked, parser, run, say, write_file
 from download import cache_of, hub_file
 from encoding import first_file, gpt2_ranks
 
 REPO = "openai-community/gpt2"
-URL = "https://openaipublic.blob.core.windows.net/gpt-2/encodings/main/"        # tiktoken names its copies after these
 NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}               # OpenAI's, the hub's
-
-
-def kept_by_tiktoken():
-    """{name: path} of the copies that tiktoken keeps, {} unless both are there"""
-    directory = os.environ.get("TIKTOKEN_CACHE_DIR", os.environ.get("DATA_GYM_CACHE_DIR"))
-    directory = os.path.join(tempfile.gettempdir(), "data-gym-cache") if directory is None else directory
-    found = {name: os.path.join(directory, hashlib.sha1((URL + name).encode()).hexdigest()) for name in NAMES}
-    return found if all(map(os.path.isfile, found.values())) else {}
 
 
 def source_files(args):
@@ -43,9 +31,6 @@ def source_files(args):
         if not all(found.values()):
             raise BadInput(f"{local}: expected encoder.json and vocab.bpe, or vocab.json and merges.txt there")
         return found, local
-    found = kept_by_tiktoken()
-    if found:
-        return found, "tiktoken's copy"
     return {name: hub_file(REPO, other, cache_of(args), kind="model") for name, other in NAMES.items()}, REPO
 
 

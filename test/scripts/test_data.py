@@ -1167,13 +1167,6 @@ class Scripts(Case):
             self.write(f"hub/{hubs}", read(real(name)))
         self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("b"))
         self.assertTrue(same("b"))
-        vocabulary = importlib.import_module("vocabulary")
-        for name in names:                                                  # as tiktoken keeps what it has downloaded
-            digest = hashlib.sha1((vocabulary.URL + name).encode()).hexdigest()
-            self.write(f"cache/{digest}", read(real(name)))
-        said = self.script("vocabulary", "--out", self.path("c"), env={"TIKTOKEN_CACHE_DIR": self.path("cache")})
-        self.assertIn("from tiktoken's copy", said)
-        self.assertTrue(same("c"))
         self.write("hub/merges.txt", read(real("vocab.bpe"))[:-9])
         said = self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("d"), code=2)
         self.assertIn("removed again", said)
