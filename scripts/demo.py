@@ -105,7 +105,7 @@ def main(argv):
     if kind == "tasks":
         return subprocess.run([sys.executable, "scripts/tasks.py", "--out", out, "--pos", "cable,t5,rope", "--tasks",
                                "sort,reverse", "--seeds", "1", "--steps", steps]).returncode
-    slots = runqueue.slots(1, False)
+    slots = runqueue.slots(1)
     code = runqueue.Queue("demo.py", jobs_of(kind, out, trainer, int(steps)), slots).run()
     if code:
         return code

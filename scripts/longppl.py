@@ -63,7 +63,7 @@ def losses_of(args, wanted):
     numpy = need("numpy")
     commands = {key: evaluation(args, *what) for key, what in wanted.items()}
     jobs = [Job(f"{c.flags['load']}, T {c.flags['eval_lengths']}", "", [c]) for c in commands.values()]
-    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer))
+    slots = runqueue.slots(args.jobs, args.trainer)
     code = runqueue.Queue("longppl.py", jobs, slots).run()
     if code:
         raise SystemExit(code)

@@ -96,7 +96,8 @@ MASKED = 0.15                                               # share of BERT's to
 STEPS = {("fineweb-edu-bert", "base"): 14000,
          ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
          ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
-STEPS_AS_RUN = {("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575, ("wikitext-103", "medium"): 2745}
+STEPS = {"printed": STEPS, "run": {**STEPS, ("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575,
+                                   ("wikitext-103", "medium"): 2745}}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
 COUNTS = {"T": 1, "total_batch": 1, "steps": 0, "eval_tokens": 0, "tokens": 0, "bias_tokens": 1}    # with their least
 ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}
@@ -301,7 +302,7 @@ def training(row, args, seed, out):
     else:
         few = row.data == "wikitext-103" and (args.how == "run" or row.experiment in AT_LENGTHS)
         batch = row.batch or (BATCH_WIKITEXT if few else BATCH)
-        flags.update(total_batch=str(batch), steps=str(row.steps or steps_of(row, args)),
+        flags.update(total_batch=str(batch), steps=str(row.steps or STEPS[args.how][row.data, row.model]),
                      **(RECIPE_BERT if row.experiment in BERT else RECIPE))
         if args.how == "run":
             flags["warmup"] = "715"
@@ -316,11 +317,6 @@ def training(row, args, seed, out):
         flags["sample_every"] = "0"
     flops = int(flags["steps"]) * int(flags["total_batch"]) * train_flops(row, flags)
     return Command("train", args.trainer, saved(flags, args, out), out, os.path.join(out, "train.done"), flops, True)
-
-
-def steps_of(row, args):
-    at = row.data, row.model
-    return STEPS_AS_RUN.get(at, STEPS[at]) if args.how == "run" else STEPS[at]
 
 
 def padded(row, args):
@@ -539,7 +535,7 @@ def run_all(rows, args):
     if any("bias" in row.evaluations for row in rows):
         console.need("matplotlib")                          # rather than after the training
     os.chdir(runqueue.ROOT)                                 # where data/ and the trainers are
-    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer), args.gpus)
+    slots = runqueue.slots(args.jobs, args.trainer, args.gpus)
     jobs = []
     for row, seed in ((row, seed) for seed in args.seeds for row in rows):
         commands = commands_of(row, args, seed)
@@ -604,12 +600,6 @@ def from_root(path):
     return path if os.path.isabs(path) or not path else os.path.relpath(path, runqueue.ROOT)
 
 
-def trainer_of(experiment):
-    if experiment in SMALL:
-        return "./train_gpt2"
-    return "./train_bertcu" if experiment in BERT else "./train_gpt2cu"
-
-
 def check_arguments(args):
     args.set = dict(args.set)
     files = {"train_files", "val_files", "pairs", *MLDR}
@@ -628,7 +618,8 @@ def check_arguments(args):
         if flag in files:
             args.set[flag] = from_root(value)
     args.tokenizer = from_root(args.tokenizer)
-    args.trainer = runqueue.program(args.trainer) or trainer_of(args.experiment)
+    default = {**dict.fromkeys(BERT, "./train_bertcu"), **dict.fromkeys(SMALL, "./train_gpt2")}
+    args.trainer = runqueue.program(args.trainer) or default.get(args.experiment, "./train_gpt2cu")
     args.evaluator = runqueue.program(args.evaluator) or args.trainer
     args.seeds = args.seeds or (list(SMALL[args.experiment].seeds) if args.experiment in SMALL else [42])
     if not args.dry_run:

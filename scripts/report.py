@@ -257,10 +257,6 @@ def paper_name(pos):
     return {"t5_clip": "t5", "t5": ""}.get(pos.partition(":")[0], pos.partition(":")[0])
 
 
-def our_name(encoding):
-    return {"t5": "t5_clip"}.get(encoding, encoding)
-
-
 def quoted_numbers(tables, all_rows):
     """the numbers of QUOTED, and ours where they are perplexities; not all_rows: only where we have one"""
     lines = []
@@ -331,7 +327,8 @@ def row_order(table):
     """the rows in the paper's order, then in that of plot.py, then by name"""
     rank = {pos: n for n, pos in enumerate(dict.fromkeys([*table.paper, *map(paper_name, plot.STYLES)]))}
     have = {(paper_name(pos), T) for pos, T in table.ours}
-    missing = [(our_name(pos), table.paper_T) for pos in table.paper if (pos, table.paper_T) not in have]
+    missing = [({"t5": "t5_clip"}.get(pos, pos), table.paper_T) for pos in table.paper
+               if (pos, table.paper_T) not in have]
     return sorted([*table.ours, *missing], key=lambda r: (rank.get(paper_name(r[0]), len(rank)), r[0], r[1]))
 
 

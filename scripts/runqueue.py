@@ -70,10 +70,6 @@ def program(path):
     return path and shlex.quote(os.path.abspath(path))
 
 
-def is_cuda(program):
-    return shlex.split(program)[0].endswith("cu")
-
-
 def flags_of(words):
     """{flag: value} of words that the trainers take, --flag value or --flag=value; a flag without a value has None"""
     flags, name = {}, None
@@ -298,11 +294,11 @@ def visible_gpus():
     return re.findall(r"^GPU (\d+):", listed, re.M)
 
 
-def slots(jobs, cuda, gpus=1):
-    """The environments of `jobs` jobs at a time: an equal share of the cores for each, or `gpus` GPUs. jobs 0: one
-    job for all cores, or a job for each GPU."""
+def slots(jobs, trainer="", gpus=1):
+    """The environments of `jobs` jobs at a time: an equal share of the cores for each, or `gpus` GPUs for a trainer
+    whose name ends in cu. jobs 0: one job for all cores, or a job for each GPU."""
     common = {"OMP_WAIT_POLICY": os.environ.get("OMP_WAIT_POLICY", "passive")}      # a waiting thread gives its core up
-    if not cuda:
+    if not trainer.rstrip("'").endswith("cu"):
         jobs = jobs or 1
         threads = max(1, len(os.sched_getaffinity(0)) // jobs)
         share = {"OMP_NUM_THREADS": str(threads)} if jobs > 1 and "OMP_NUM_THREADS" not in os.environ else {}

@@ -411,7 +411,7 @@ def main(argv):
         return 0
     if args.compare:
         console.need("scipy.stats")
-    slots = runqueue.slots(args.jobs, runqueue.is_cuda(args.trainer))
+    slots = runqueue.slots(args.jobs, args.trainer)
     runqueue.refuse_changes(jobs.values())
     if len(args.lr) > 1:
         refuse_unvalidated(job.commands[0] for job in jobs.values())

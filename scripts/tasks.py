@@ -293,7 +293,7 @@ def main(argv):
         print(f"{len(cases)} cases, {len(missing)} of them to run", flush=True)
         if missing:
             generators.main(files)
-            code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs, False)).run()
+            code = runqueue.Queue("tasks.py", missing, runqueue.slots(args.jobs)).run()
     if code != runqueue.INTERRUPTED:
         report(args, results(args, jobs), order)
     return code

@@ -434,10 +434,10 @@ class TestQueue(Fake):
         # each of a pair waits until the other one runs
         with mock.patch.dict(os.environ):
             os.environ.pop("OMP_NUM_THREADS", None)
-            self.assertEqual(len(runqueue.slots(2, False)), 2)
+            self.assertEqual(len(runqueue.slots(2)), 2)
             cores = len(os.sched_getaffinity(0))
-            self.assertEqual({e["OMP_NUM_THREADS"] for e in runqueue.slots(2, False)}, {str(max(1, cores // 2))})
-            self.assertNotIn("OMP_NUM_THREADS", runqueue.slots(1, False)[0])
+            self.assertEqual({e["OMP_NUM_THREADS"] for e in runqueue.slots(2)}, {str(max(1, cores // 2))})
+            self.assertNotIn("OMP_NUM_THREADS", runqueue.slots(1)[0])
         r = self.study("--encodings", "pair", "--jobs", "2")
         self.assertIn("done: 2 of 2 runs", r.stdout)
         self.assertRegex(r.stdout, r"\[100%, 0:00 left\] pair, T 64, seed [12]: done in ")
@@ -453,8 +453,8 @@ class TestQueue(Fake):
                        env={"CUDA_VISIBLE_DEVICES": "4,7"})
         self.assertIn("expected at most 2 GPUs", r.stderr)
         with mock.patch.dict(os.environ, CUDA_VISIBLE_DEVICES="1,3,5,7"):
-            self.assertNotIn("CUDA_VISIBLE_DEVICES", runqueue.slots(1, True, 16)[0])    # with MPI on several machines
-            self.assertEqual([e["CUDA_VISIBLE_DEVICES"] for e in runqueue.slots(2, True, 2)], ["1,3", "5,7"])
+            self.assertNotIn("CUDA_VISIBLE_DEVICES", runqueue.slots(1, "xcu", 16)[0])    # with MPI on several machines
+            self.assertEqual([e["CUDA_VISIBLE_DEVICES"] for e in runqueue.slots(2, "'a xcu'", 2)], ["1,3", "5,7"])
 
     def test_what_is_finished_is_skipped(self):
         self.study("--encodings", "one", "two", lengths="32 64")
@@ -651,7 +651,7 @@ class TestQueue(Fake):
             own = [runqueue.Command("train", f"{make} {self.path('own')} 0", {}, self.path(n), self.path(n, "t.done"),
                                     1) for n in "abc"]
             jobs = [runqueue.Job(c.out[-1], "", [data, c]) for c in own]
-            code, _, err = called(lambda argv: runqueue.Queue("test", jobs, runqueue.slots(3, False)).run())
+            code, _, err = called(lambda argv: runqueue.Queue("test", jobs, runqueue.slots(3)).run())
             return code, err
         self.assertEqual(queue("good", 0), (0, ""))
         self.assertEqual((self.read("good"), self.read("own")), ("x", "xxx"))
