@@ -257,7 +257,7 @@ def help_of(trainer):
         text = subprocess.run([*shlex.split(trainer), "--help"], cwd=ROOT, capture_output=True, text=True,
                               errors="replace").stdout
     except OSError as e:
-        raise BadInput(f"{shlex.split(trainer)[0]}: {e.strerror}; build it with make") from None
+        raise BadInput(f"--trainer {trainer}: {e.strerror}; build it with make") from None
     if not console.encodings(text):
         raise BadInput(f"{trainer} --help: expected a list of encodings for --pos")
     return text

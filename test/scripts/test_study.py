@@ -718,6 +718,7 @@ class TestWords(Fake):
         for words, naming in ((("--seed", "3"), "--seed: expected --seeds"), (("--T=3",), "--T: expected --lengths"),
                               (("--pos", "one"), "--encodings"), (("--warmup", "1", "2"), "2: expected a flag"),
                               (("--trainer", self.path("nowhere")), "nowhere: No such file"),
+                              (("--trainer", ""), "--trainer : No such file or directory; build it"),
                               (("--resume", "1"), "resumes by itself"), (("--jobs", "-1"), "expected at least 1")):
             r = self.study("--encodings", "one", *words, code=2)
             self.assertIn(naming, r.stderr)
