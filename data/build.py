@@ -141,6 +141,8 @@ def fill(stream, manifest, encoder):
     except BaseException:
         shards.abandon()
         raise
+    finally:
+        progress.close()
 
 
 class Shards:

@@ -13,13 +13,12 @@ import os
 import shutil
 import struct
 import sys
-import time
 from collections import namedtuple
 
 sys.path.append(os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "scripts"))
 import console  # noqa: E402
-from console import (BadInput, Interrupted, locked, natural, need, open_regular, positive, run, say,  # noqa: E402,F401
-                     sha256_of, sync_directory)
+from console import (BadInput, Interrupted, clean, locked, natural, need, open_regular, positive,  # noqa: E402,F401
+                     run, say, sha256_of, sync_directory, terminal)
 
 HEADER_BYTES, MAGIC, VERSION, VERSION_ROWS = 1024, 20240520, 1, 2
 WIDE_MAGIC, WIDE_VERSION = 20240801, 7           # of uint32 ids
@@ -247,16 +246,21 @@ class ShardWriter:
 
 
 class Progress:
-    """says every ten seconds how much of `total` bytes is read, and how long the rest takes at this rate"""
+    """a progress bar with its rate and the time left, if tqdm is installed"""
 
-    def __init__(self, total, what):
-        self.total, self.what, self.tokens = total, what, 0
-        self.start = self.last = time.time()
+    def __init__(self, total, description):
+        self.bar, self.tokens = None, 0
+        with contextlib.suppress(BadInput):
+            interval = 0.5 if sys.stderr.isatty() else 10
+            self.bar = need("tqdm").tqdm(total=total or None, desc=clean(description), unit="B", unit_scale=True,
+                                         smoothing=0.05, mininterval=interval, file=terminal(sys.stderr))
 
     def update(self, position, tokens):
         self.tokens += tokens
-        now = time.time()
-        if position and now >= self.last + 10:
-            self.last, left = now, (now - self.start) * (self.total - position) / position
-            say(f"{self.what}: {position / 1e6:,.0f} of {self.total / 1e6:,.0f} MB, {self.tokens / 1e6:,.1f}M tokens, "
-                f"{left / 60:.0f} minutes left")
+        if self.bar is not None and position > self.bar.n:
+            self.bar.set_postfix_str(f"{self.tokens / 1e6:.1f}M tokens", refresh=False)
+            self.bar.update(position - self.bar.n)
+
+    def close(self):
+        if self.bar is not None:
+            self.bar.close()

@@ -1369,14 +1369,24 @@ class WithoutAVocabulary(Folder):
         ids, = encoding.encode_pieces(self.Bytes(), [(group, True, True)], 6)
         self.assertEqual(list(ids), [101, *b"abc", 102, 101, *b"abcd", 102, 101, *b"abcd", 102, 101, 102])
 
-    def test_progress(self):
-        with mock.patch.object(common.time, "time", iter((100, 109, 110, 115, 160)).__next__), \
-                contextlib.redirect_stderr(io.StringIO()) as said:
-            progress = common.Progress(3_000_000_000, "text")
-            for position in (9_000_000, 10_000_000, 12_000_000, 30_000_000):
-                progress.update(position, 2_000_000)
-        self.assertEqual(said.getvalue(), "text: 10 of 3,000 MB, 4.0M tokens, 50 minutes left\n"
-                         "text: 30 of 3,000 MB, 8.0M tokens, 99 minutes left\n")
+    def test_a_progress_bar_ends_at_its_total(self):
+        bars = []
+
+        class Bar:
+            def __init__(self, total, **_):
+                self.total, self.n = total, 0
+                bars.append(self)
+
+            def update(self, n):
+                self.n += n
+
+            set_postfix_str = close = lambda self, *_, **__: None
+        with mock.patch.object(common, "need", lambda name: mock.Mock(tqdm=Bar)):
+            for total in (0, 30):
+                progress = common.Progress(total, "text")
+                for position in (10, 10, 30):
+                    progress.update(position, 7)
+        self.assertEqual([(bar.total, bar.n) for bar in bars], [(None, 30), (30, 30)])
 
     def test_a_name_twice_in_the_corpus_of_mldr(self):
         import mldr
