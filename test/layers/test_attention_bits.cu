@@ -79,7 +79,7 @@ TEST_CASE("attention: how far below the largest a skipped key is", "[attention]"
 }
 
 // Forward, dqkv and lse of each sequence have the bits of that sequence by itself, with any amount of any padding.
-TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodings][asan]") {
+TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodings]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {

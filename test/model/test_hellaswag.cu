@@ -68,7 +68,7 @@ std::string file_of(const HellaSwag& set) {
 
 } // namespace
 
-TEST_CASE("hellaswag: the file is read as it was written", "[hellaswag][asan]") {
+TEST_CASE("hellaswag: the file is read as it was written", "[hellaswag]") {
     TempDir dir;
     const HellaSwag set = random_set(9, 5, 300, 12);
     write_file(dir / "h.bin", file_of(set));
@@ -81,7 +81,7 @@ TEST_CASE("hellaswag: the file is read as it was written", "[hellaswag][asan]") 
     }
 }
 
-TEST_CASE("hellaswag: damaged files are refused", "[hellaswag][asan]") {
+TEST_CASE("hellaswag: damaged files are refused", "[hellaswag]") {
     TempDir dir;
     const std::string path = dir / "h.bin", good = file_of(random_set(5, 6, 300, 12));
     auto refused = [&](const std::string& bytes, const std::string& why) {

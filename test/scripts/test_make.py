@@ -95,7 +95,7 @@ class Knobs(Folder):
         last = lambda output, flag: re.findall(rf" -{flag}(\S*)", compiling(output))[-1]
         with unittest.mock.patch.dict(os.environ, conda):
             for target, level in (("train_gpt2", "3"), ("build/race/layers/test_x", "1"),
-                                  ("build/asan/layers/test_x", "1"), ("build/simt/train_gpt2", "1")):
+                                  ("build/asan/heads.o", "1"), ("build/simt/train_gpt2", "1")):
                 output = self.commands(target)
                 self.assertEqual(last(output, "O"), level, output)
                 self.assertIn("-DNDEBUG", output)

@@ -62,7 +62,7 @@ std::vector<int> cut(std::vector<int> ids, int max_tokens) {
 
 } // namespace
 
-TEST_CASE("documents: a collection of several shards, each document whole or cut", "[documents][asan]") {
+TEST_CASE("documents: a collection of several shards, each document whole or cut", "[documents]") {
     TempDir dir;
     const size_t counts[] = {30, 1, 17};
     size_t first = 0;
@@ -106,7 +106,7 @@ TEST_CASE("documents: groups, and files of another kind refused", "[documents]")
                   BYTES) == 2);
 }
 
-TEST_CASE("documents: headers and tokens that contradict each other are refused", "[documents][asan]") {
+TEST_CASE("documents: headers and tokens that contradict each other are refused", "[documents]") {
     TempDir dir;
     const std::string path = dir / "x.bin", good = shard(0, 12, 3);
     const std::string where = "--encode: " + path + ": ";
@@ -155,7 +155,7 @@ TEST_CASE("documents: headers and tokens that contradict each other are refused"
     CHECK(refused(path, "expected 4294968318 bytes for the 2147483647 tokens") == 2);
 }
 
-TEST_CASE("documents: [CLS] and [SEP] in the wrong places are refused", "[documents][asan]") {
+TEST_CASE("documents: [CLS] and [SEP] in the wrong places are refused", "[documents]") {
     TempDir dir;
     const std::string path = dir / "x.bin", where = "--encode: " + path + ": ";
     // CLS 5 SEP CLS SEP CLS 6 7 SEP, each time with one fault
@@ -199,7 +199,7 @@ TEST_CASE("documents: more ids than a scan reads at once", "[documents]") {
     }
 }
 
-TEST_CASE("documents: one name per document, none twice", "[documents][asan]") {
+TEST_CASE("documents: one name per document, none twice", "[documents]") {
     TempDir dir;
     write_file(dir / "c_0.bin", shard(0, 3, 1));
     write_file(dir / "c_1.bin", shard(3, 2, 1));
@@ -218,7 +218,7 @@ TEST_CASE("documents: one name per document, none twice", "[documents][asan]") {
     CHECK(refused(dir / "c_*.bin", "c_1.ids: the name b appears twice") == 2);
 }
 
-TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[documents][asan]") {
+TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[documents]") {
     TempDir dir;
     write_file(dir / "groups.txt", "who\tyou\tme\nwhat\xff\tthis\tthat");
     const Documents d(dir / "groups.txt", "--train", BYTES, 3);
@@ -275,7 +275,7 @@ struct Words {
 
 } // namespace
 
-TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents][asan]") {
+TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents]") {
     TempDir dir;
     const Words w(dir);
     // capitals and accents are folded, an unknown word is [UNK], a CR at the end and a byte order mark are nothing
@@ -320,7 +320,7 @@ TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents][asa
     CHECK(w.refused(dir / "p.txt", "expected a collection, got groups of 3 documents", 1) == 2);
 }
 
-TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][asan][P10]") {
+TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][P10]") {
     TempDir dir;
     write_file(dir / "train_0.bin", shard(0, 30, 3));
     write_file(dir / "train_1.bin", shard(30, 12, 3));
@@ -363,7 +363,7 @@ TEST_CASE("documents: a batch of groups is a pure function of seed and index", "
     CHECK(throws_with([&] { fill_groups(d, 0, 2, 42, true, 1, b); }, "cut to 1 tokens") == 2);
 }
 
-TEST_CASE("documents: no text is in a batch twice", "[documents][asan]") {
+TEST_CASE("documents: no text is in a batch twice", "[documents]") {
     TempDir dir;
     // 40 groups: every fourth has the query q0, every fifth the positive p0, group 7 its positive as a negative
     std::string text;
