@@ -27,7 +27,7 @@ import sys
 import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), ".."))
-JOBS = int(os.environ.get("JOBS") or os.cpu_count() or 2)
+JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 COMM_PROGRAMS = ["build/comm_program", "build/comm_program_alone"]
 TRAINERS = ["train_gpt2", "train_bert"]
 BF16_TRAINERS = ["build/bf16/train_gpt2", "build/bf16/train_bert"]

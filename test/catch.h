@@ -10,6 +10,8 @@ using Catch::Approx;
 
 #include "llmc/base/common.h"
 
+inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
 // Runs f, which must throw an Error whose message contains `text`; returns its exit code.
 template <class F> int throws_with(F f, const std::string& text) {
     try {
@@ -17,7 +19,7 @@ template <class F> int throws_with(F f, const std::string& text) {
     } catch (const Error& e) {
         INFO("message: " << e.what());
         INFO("expected: " << text);
-        CHECK(std::string(e.what()).find(text) != std::string::npos);
+        CHECK(contains(e.what(), text));
         return e.code;
     }
     FAIL("no error; expected one about '" << text << "'");

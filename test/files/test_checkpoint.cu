@@ -16,8 +16,7 @@ const int C = 8, MAX_T = 6;
 const int V = 11, Vp = 16;
 const int PAD_ROWS = 4;             // that qkvw and qkvb have after their last used row
 
-// In memory where possible: on a disk, hundreds of saves would wait for their fsync.
-const bool in_memory = access("/dev/shm", W_OK) == 0 && setenv("TMPDIR", "/dev/shm", 1) == 0;
+const bool in_memory = temporary_in_memory();
 
 // What is written to stderr while it lives.
 struct CaptureStderr {
@@ -39,8 +38,6 @@ struct CaptureStderr {
         return s;
     }
 };
-
-bool contains(const std::string& s, const std::string& part) { return s.find(part) != std::string::npos; }
 
 // A value with 7 significant bits, so that bf16 and f16 hold it exactly; every (tensor, layer, row, col) has its own.
 float value(int tensor, int l, size_t row, size_t col) {

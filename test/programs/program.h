@@ -24,16 +24,18 @@ struct Flags {
         f.list.push_back({flag, value});
         return f;
     }
-    // "--lr 1e-3 --check --steps -1"
+    // "--lr 1e-3 --check --steps -1"; a value may have blanks, as the path of a temporary directory
     Flags with(const std::string& words) const {
         Flags f = *this;
-        std::string flag;
+        std::string flag, value;
         size_t at = 0;
         while ((at = words.find_first_not_of(' ', at)) != std::string::npos) {
             const std::string word = words.substr(at, words.find(' ', at) - at);
             const bool is_flag = word.size() > 1 && word[0] == '-' && !isdigit((unsigned char)word[1]);
             if (is_flag) { flag = word; }
-            f = f.set(flag, is_flag ? "" : word);
+            value += (value.empty() ? "" : " ") + word;
+            if (is_flag) { value = ""; }
+            f = f.set(flag, value);
             at += word.size();
         }
         return f;
@@ -88,7 +90,7 @@ struct Process {
             dup2(fds[0], STDOUT_FILENO);
             dup2(fds[1], STDERR_FILENO);
             for (int number : {SIGHUP, SIGINT}) { signal(number, SIG_DFL); }    // nohup and background jobs ignore them
-            alarm(60);                                      // a run that hangs fails, it does not hang the tests
+            alarm(600);                                     // a run that hangs fails, it does not hang the tests
             execv(argv[0], argv.data());
             _exit(127);
         }
@@ -168,8 +170,6 @@ inline std::vector<std::string> lines_of(const std::string& text) {
     }
     return lines;
 }
-
-inline bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
 
 inline std::string step_dir(const std::string& out, int step) { return out + strprintf("/step_%08d", step); }
 

@@ -142,7 +142,7 @@ TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run 
         if (!steps[(size_t)step].contains("skipped") && !steps[(size_t)step - 1].contains("skipped")) { continue; }
         const std::string name = strprintf("/step_%08d", step), again = place / ("again" + std::to_string(step));
         io_mkdirs(again);
-        REQUIRE(system(("cp -r " + out + name + " " + again).c_str()) == 0);
+        REQUIRE(system(("cp -r '" + out + name + "' '" + again + "'").c_str()) == 0);
         REQUIRE(place.run(flags.set("--out", again).set("--resume", "1")).code == 0);
         INFO("resumed from step " << step);
         CHECK(read_file(again + "/step_00000040/model.safetensors") ==

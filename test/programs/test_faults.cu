@@ -17,8 +17,6 @@
 
 namespace {
 
-bool contains(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
-
 // ----------------------------------------------------------------------------------------------------------
 // the hook
 
@@ -87,17 +85,7 @@ struct Planted {
 // ----------------------------------------------------------------------------------------------------------
 // a small checkpoint
 
-// In memory where possible: thousands of saves wait for a disk otherwise.
-struct Place {
-    std::string path;
-    Place() : path(std::string(access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp") + "/test_faults.XXXXXX") {
-        REQUIRE(mkdtemp(&path[0]) != nullptr);
-    }
-    Place(const Place&) = delete;
-    Place& operator=(const Place&) = delete;
-    ~Place() { TempDir::remove(path); }
-    std::string operator/(const std::string& name) const { return path + "/" + name; }
-};
+const bool in_memory = temporary_in_memory();
 
 // stdout and stderr go to a file meanwhile.
 struct Quiet {
@@ -216,7 +204,7 @@ TEST_CASE("faults: whichever call fails, once or for good, the old checkpoint or
         for (const auto& kind : kinds) {
             for (const bool always : {false, true}) {
                 for (long n = 1;; n++) {
-                    Place place;
+                    TempDir place;
                     const std::string out = place / "a/out";
                     std::string message;
                     int found = MIXTURE;
@@ -435,7 +423,7 @@ struct Crashes {
                 }
                 if (!seen.insert(sum).second) { continue; }
                 images++;
-                Place place;
+                TempDir place;
                 restore(image, place.path);
                 int state = MIXTURE;
                 std::string why;
@@ -462,7 +450,7 @@ int crash_samples(int usual) {
 TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the new one is there", "[faults][P2]") {
     Crashes crashes;
     for (const Scene scene : scenes) {
-        Place place;
+        TempDir place;
         const std::string out = place / "a/out";
         if (scene != FIRST_STEP) { io_mkdirs(out); }
         before_save(scene, out);
@@ -498,7 +486,7 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
         for (const Scene scene : scenes) {
             bool struck = true;
             for (long n = 1; struck; n++) {
-                Place place;
+                TempDir place;
                 const std::string out = place / "a/out";
                 before_save(scene, out);
                 const Disk disk(place.path);
@@ -546,7 +534,7 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
 namespace {
 
 // A run of train_gpt2 in this process: 6 steps, a checkpoint at every second one.
-struct Training : Place {
+struct Training : TempDir {
     std::string text;                   // what it printed
     bool killed = false;
     int threads = max_threads();
@@ -577,7 +565,7 @@ struct Training : Place {
         std::string command = variables + " " + program;
         const std::vector<std::string> w = words(more);
         for (size_t i = 1; i < w.size(); i++) { command += " " + w[i]; }
-        const int status = system((command + " >" + (*this / "text") + " 2>&1").c_str());
+        const int status = system((command + " >'" + (*this / "text") + "' 2>&1").c_str());
         text = read_file(*this / "text");
         return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
     }

@@ -1310,7 +1310,9 @@ TEST_CASE("run: the console keeps to 100 columns and prints no control character
         const bool step = line.compare(0, 5, "step ") == 0;
         if (step && contains(line, " | loss ")) { steps.push_back(line.substr(0, line.find(" |"))); }
         if (step && contains(line, " | val loss ")) { validations.push_back(line.substr(0, line.find(" |"))); }
-        if (step || line.compare(0, 6, "flags ") == 0) { CHECK(line.size() <= 100); }
+        if (step || line.compare(0, 6, "flags ") == 0) {
+            CHECK((line.size() <= 100 || contains(line, " bytes) ...")));    // the path of a deep directory
+        }
     }
     CHECK((steps.size() == 140 && steps.front() == "step    1/140" && steps.back() == "step  140/140"));
     CHECK(validations == std::vector<std::string>{"step    0/140", "step   70/140", "step  140/140"});
@@ -1552,7 +1554,8 @@ TEST_CASE("run: a control group's memory and cores are the machine's", "[run]") 
     }
     CHECK(small.code == 0);
     CHECK(contains(small.err, "90.0 MB available in its control group"));
-    const bool two = sysconf(_SC_NPROCESSORS_ONLN) >= 2;
+    cpu_set_t cores;
+    const bool two = sched_getaffinity(0, sizeof(cores), &cores) == 0 && CPU_COUNT(&cores) >= 2;
     CHECK(contains(small.out, two ? "CPU, 2 threads for 1.5 cores of its control group" : "CPU, 1 thread, "));
     const Outcome large = in_group(check.with("--model 8,8,256 --B 4"));
     CHECK(large.code == EXIT_OUT_OF_MEMORY);

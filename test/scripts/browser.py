@@ -67,7 +67,7 @@ class Browser:
         """waits for the page to say that it is ready"""
         self.call("Page.navigate", url="about:blank")
         self.call("Page.navigate", url="file://" + os.path.abspath(path) + anchor)
-        end = time.monotonic() + 30
+        end = time.monotonic() + 120
         while not self.value("document.documentElement?.dataset.ready"):
             if self.errors or time.monotonic() > end:
                 raise RuntimeError(f"{path}: not ready: {self.errors}")

@@ -76,7 +76,7 @@ def deviation(a, b):
 
 
 def in_parallel(jobs):
-    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+    with concurrent.futures.ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         return list(pool.map(lambda job: job(), jobs))
 
 
