@@ -177,7 +177,7 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 # Tests that launch kernels are linked with the trainers' kernel objects, as they ship, and with the oracles; race and
 # asan compile such objects with their own flags. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
 LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
-# What these do themselves is not for AddressSanitizer: all of their kernels are in the objects.
+# What these do themselves is not for the sanitizers: all of their kernels are in the objects.
 OUTSIDE := model/test_bert $(patsubst %,layers/test_%,adamw attention classifier contrastive decode embedding gelu \
     heads layernorm pooling rows)
 TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
@@ -188,7 +188,7 @@ $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 $(KERNELS:%=$(B)/race/%.o): $(B)/race.flags
 	$(CCACHE) $(CXX) $(RACE_FLAGS) $(KERNEL_SOURCE)
 $(B)/race/%.o: test/%.cu $(B)/race.flags
-	$(CCACHE) $(CXX) $(RACE_FLAGS) $(TEST_SOURCE)
+	$(CCACHE) $(CXX) $(RACE_FLAGS) $(if $(filter $(OUTSIDE),$*),-fno-sanitize=thread) $(TEST_SOURCE)
 $(KERNELS:%=$(B)/asan/%.o): $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(KERNEL_SOURCE)
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
