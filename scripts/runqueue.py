@@ -149,14 +149,15 @@ def inputs_of(command):
 
 
 def given_to(command):
-    """what decides the results of a training, beside its settings"""
+    """what decides the results of a training, beside its settings, as far as it is there"""
     sums = inputs_of(command)
     given = {"trainer": build_of(command.program)}
     if command.validates:
         given["val_batches"] = command.flags.get("val_batches", "default")
         sums["val_files"] = checksum(command.flags.get("val_files", ""))
-    return {**given, **{f"{name}, contents": text and hashlib.sha256(text.encode()).hexdigest()[:12]
-                        for name, text in sums.items()}}
+    given.update((f"{name}, contents", text and hashlib.sha256(text.encode()).hexdigest()[:12])
+                 for name, text in sums.items())
+    return {name: value for name, value in given.items() if value}
 
 
 def checksum(files, sampled=False):
@@ -227,10 +228,10 @@ def refuse_changes(jobs):
             continue
         was, given = console.fields(console.read_object(path), {}, {"given": console.OBJECT}, path), given_to(command)
         now, before = {**settings_of(command), **given}, was.pop("given", {})
-        was.update((k, before.get(k, v)) for k, v in given.items())         # an earlier version kept none
+        was.update((k, before.get(k) or v) for k, v in given.items())       # unknown then: the same
         allowed = str(command.flags.get("allow_change", "")).split(",")
         for k in sorted({*was, *now}):
-            if was.get(k) != now.get(k) != "" and k.partition(",")[0] not in allowed:       # "": it has gone
+            if was.get(k) != now.get(k) and k.partition(",")[0] not in allowed:
                 there, here = (str(settings.get(k, "not given")) for settings in (was, now))
                 found.setdefault(f"--{k}: {there} there, {here} now", []).append(command.out)
     if found:
@@ -476,7 +477,8 @@ class Queue:
         if command.out:
             os.makedirs(command.out, exist_ok=True)
         if settings_file(command):
-            begun = {**settings_of(command), "given": given_to(command)}
+            given = {**read_object(settings_file(command)).get("given", {}), **given_to(command)}
+            begun = {**settings_of(command), "given": given}
             write_whole(settings_file(command), json.dumps(begun, sort_keys=True) + "\n")
         elif os.path.exists(os.path.join(command.out, "log.jsonl")):    # of other settings, or damaged
             os.replace(os.path.join(command.out, "log.jsonl"), os.path.join(command.out, "log.jsonl.old"))

@@ -510,6 +510,25 @@ class TestQueue(Fake):
         self.write("b.txt", "another text")                     # where no validation counts
         self.study(*words[:-2], "--allow_change", "train_files", seeds="1")
 
+    def test_what_is_not_there_is_no_change(self):
+        """a trainer and a text that are missing when a run is called again, and there at the call after that"""
+        self.write("a.txt", "a text")
+        self.write("o/log.jsonl", "")
+        there = runqueue.Command("train", self.fake, {"train_files": self.path("a.txt"), "resume": "1"}, self.path("o"),
+                                 self.path("o", "train.done"), 1)
+        settings = json.dumps({**runqueue.settings_of(there), "given": runqueue.given_to(there)})
+        self.write("o/settings.json", settings)
+        os.rename(self.path("a.txt"), self.path("b.txt"))
+        gone = [runqueue.Job("one", "", [there._replace(program=self.path("train_gone"))])]
+        code, _, err = called(lambda argv: runqueue.Queue("test", gone, [{}]).run())
+        self.assertEqual((code, "train_gone: No such file or directory; build it" in err), (2, True), err)
+        self.assertEqual(json.loads(self.read("o", "settings.json")), json.loads(settings))
+        os.rename(self.path("b.txt"), self.path("a.txt"))
+        runqueue.refuse_changes([runqueue.Job("one", "", [there])])
+        self.write("a.txt", "another text")
+        with self.assertRaisesRegex(console.BadInput, "--train_files, contents: .* there, .* now"):
+            runqueue.refuse_changes([runqueue.Job("one", "", [there])])
+
     def test_a_failure_does_not_lose_the_others(self):
         r = self.study("--encodings", "fails", "one", "two", code=3)
         self.assertIn("done: 4 of 6 runs", r.stdout)
