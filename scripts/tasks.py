@@ -12,8 +12,8 @@ data/tasks.py describes the tasks. A model learns --length symbols in --steps st
 fflm is also tested on fflm_sparse and fflm_dense, which are columns of their own.
 A row of OUT/tasks.csv is one case (task, encoding, seed) at one length, with the commit that ran it. A case that is
 done is not run again, so that the same command continues after an interruption. With --results a case is also done if
-that CSV has rows of it, whose settings its first line must name; new rows go there, and the table and the figure beside
-it.
+that CSV has rows of it; a comment at its top must name the settings. New rows go there, and the table and the figure
+beside it.
 
 A cell of the table is the share of test examples whose whole answer is right, in percent, at each multiple of the
 trained length: the mean over the seeds that reached 95 % at the trained length. Of recall and fflm, which ask all along
@@ -68,10 +68,10 @@ def job_of(args, case):
 
 
 def recorded(args):
-    """the rows that --results has so far, which have the same settings"""
+    """the rows that --results has so far, which must be of the same settings"""
     rows = ledger.read(args.results, COLUMNS, KEY) if args.results else []
-    about = [line for line in ledger.comments(args.results) if "scripts/tasks.py" in line] if rows else []
-    if rows and about != [f"# {args.settings}"]:
+    about = [line for line in ledger.comments(args.results) if "scripts/tasks.py" in line]
+    if os.path.exists(args.results) and about != [f"# {args.settings}"]:
         raise BadInput(f"{args.results}: expected the line '# {args.settings}' before its rows, got "
                        f"{about or 'none'}; give the settings that its rows have, or another CSV")
     for r in rows:

@@ -492,6 +492,13 @@ class Table(Folder):
         self.assertEqual(self.read("mine.csv"), text)
         self.results("mine.csv", self.rows(), ())
         self.assertIn("before its rows, got none; give the settings that", self.run_it(*more, code=2))
+        head = ",".join(self.rows()[0]) + "\n"                  # and no row yet
+        self.write("mine.csv", head)
+        self.assertIn("before its rows, got none; give the settings that", self.run_it(*more, "--seeds", "1", code=2))
+        self.assertEqual(self.read("mine.csv"), head)
+        self.write("mine.csv", f"{self.SETTINGS}\n{head}")
+        self.run_it(*more, "--seeds", "1")
+        self.assertEqual(self.table("mine.csv"), self.rows())
 
     def test_two_at_once_lose_no_row(self):
         """the other one adds its rows while this one trains"""
