@@ -74,7 +74,8 @@ class Stream(io.TextIOWrapper):
         try:
             return act(*args)
         except BrokenPipeError:
-            os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
+            with open(os.devnull, "w") as nowhere:
+                os.dup2(nowhere.fileno(), self.fileno())
 
 
 def clean_streams():
@@ -206,7 +207,8 @@ def real(text, above=-math.inf):
     except ValueError:
         value = math.nan
     if not above < value < math.inf:
-        raise argparse.ArgumentTypeError(f"expected a number{f' above {above}' * (above == 0)}, got {text[:40]}")
+        limit = "" if above == -math.inf else f" above {above:g}"
+        raise argparse.ArgumentTypeError(f"expected a number{limit}, got {text[:40]}")
     return value
 
 
@@ -468,7 +470,7 @@ def sync_directory(directory):
 
 @contextlib.contextmanager
 def locked(directory, wait=False):
-    """at most one process that writes into a directory; the lock ends with the process. wait: for the one before"""
+    """at most one process that writes into a directory; the lock ends with the process. wait: until it is free"""
     os.makedirs(directory, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY)
     try:

@@ -88,7 +88,8 @@ class TestConsole(Folder):
             self.assertEqual(r.stderr.count("\n"), int(code != 0), r.stderr)
         self.assertEqual([ended(f"console.run(lambda argv: {n})").returncode for n in (None, 0, 3)], [0, 0, 3])
         for says in "print('line\\n' * 100000)", "any(print('line', flush=True) for _ in range(100000))":
-            piped = program(f"console.run(lambda argv: {says} or 3)")
+            piped = program(f"import os\nopen_files = lambda: len(os.listdir('/proc/self/fd'))\nbefore = open_files()\n"
+                            f"console.run(lambda argv: {says} or 3 + open_files() - before)")
             r = subprocess.run(["bash", "-c", '"$0" -c "$1" | head -1; exit ${PIPESTATUS[0]}', sys.executable, piped],
                                capture_output=True, text=True)
             self.assertEqual((r.returncode, r.stdout, r.stderr), (3, "line\n", ""))
@@ -103,7 +104,8 @@ class TestConsole(Folder):
                 (console.processes, {"1024": 1024}, {"0": "at least 1", "1025": "at most 1,024"}),
                 (console.real, {"-2.5": -2.5}, {"nan": "a number, got nan", "inf": "a number", "x" * 99: "a number"}),
                 (functools.partial(console.real, above=0), {"1e-3": 1e-3}, {"0": "a number above 0, got 0",
-                                                                            "nan": "a number above 0"})):
+                                                                            "nan": "a number above 0"}),
+                (functools.partial(console.real, above=1), {"2": 2}, {"1": "a number above 1, got 1"})):
             self.assertEqual({text: of(text) for text in good}, good)
             for text, says in bad.items():
                 self.assertRaisesRegex(argparse.ArgumentTypeError, f"^expected {says}", of, text)
