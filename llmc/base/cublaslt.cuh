@@ -5,7 +5,7 @@
 // algorithm is the heuristic's first, a function of the library, the GPU and the shape, so a resumed run has the bits
 // of one that never stopped. (The fastest of its first sixteen made no step faster: docs/results.md, "On a GPU".)
 //
-// An epilogue works on the float32 sums before they are rounded, still in registers. docs/gpu.md has those of a step.
+// An epilogue works on the float32 sums in registers, before they are rounded. docs/gpu.md says which a step uses.
 #pragma once
 
 #include <array>

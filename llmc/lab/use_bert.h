@@ -1,6 +1,6 @@
-// lab/use_bert.h -- embeddings of texts by a BERT: the gradient of their contrastive loss (--pairs), and those of a
-// collection of documents, for scripts/retrieve.py and other searches (--encode); the flags of train_bert that choose
-// its data or use a trained model, what they exclude and which files they name; and the work.
+// lab/use_bert.h -- embeddings of texts by a BERT: the gradient of their contrastive loss (--pairs), and a collection's
+// embeddings, for scripts/retrieve.py and other searches (--encode); the flags of train_bert that choose its data or
+// use a trained model, what they exclude and which files they name; and the work.
 //
 // Templates over the trainer's model, as in evaluate.h: they also call bert_forward and bert_backward.
 #pragma once

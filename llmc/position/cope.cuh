@@ -87,7 +87,7 @@ __device__ inline void add_row_bias(const CopeBias& bias, float* scores, float* 
 }
 
 // Overloads any_bias.cuh's. P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the
-// gradient of the scores. lse, row_dot: of the tile's queries, which come upwards. Each thread handles some of them.
+// gradient of the scores. lse, row_dot: of the tile's queries. A query's tiles come upwards. A thread has some queries.
 __device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& P, const Matrix<float>& dscore, int bh,
                                      const PairRange& t, const float* lse, const float* row_dot, const float*) {
     const int npos = bias.npos;

@@ -12,7 +12,7 @@
 //     Toeplitz     dtable[b,h][table_zero + j-i] = sum of dlogit_ij along the diagonal
 //     Fire         sums[b,h]: four sums of dlogit_ij for each piece of f, position/fire.cuh
 // With args.factor, dlogit in the sums of the bias is f_i dlogit_ij, and moment_i = sum_j B_ij f_i dlogit_ij.
-// Two kernels, each recomputing P and dlogit. Rows of their scores are what a block owns, columns what it meets:
+// Two kernels, each recomputing P and dlogit. A block owns the rows of its scores and meets the columns, tile by tile:
 //   dkdv   owns keys      scores = K Q^T   dP = V dout^T   dV += P dout, dK += dlogit Q; the column part of dS
 //   dq     owns queries   scores = Q K^T   dP = dout V^T   dQ += dlogit K; dg, the row part of dS, the
 //                         sums of Toeplitz and Fire

@@ -201,7 +201,7 @@ inline Json without_theta(Json position) {
     return position;
 }
 
-// An error unless the configuration `found` fits `wanted`. That of other software has no "position", and fits any.
+// An error unless the configuration `found` fits `wanted`. Other software writes no "position", which fits any.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
     const ConfigKeys& keys = wanted.contains(BERT_KEYS.C) ? BERT_KEYS : GPT2_KEYS;
     check_model_type(found, keys, what);

@@ -72,7 +72,7 @@ inline int report_exception() {
 }
 
 // How a process can end without returning from main(): by an exception in a destructor or in a thread of OpenMP, where
-// nothing can catch it, or by a library's exit(1), as of OpenMP without memory. It loses no more than a killed run.
+// nothing can catch it, or by a library's exit(1), which OpenMP calls without memory. It loses no more than by a kill.
 inline bool passes_code_on = false;             // the exit code is that of another process, and may be 1
 inline void report_sudden_ends() {
     std::set_terminate([] {
