@@ -51,8 +51,8 @@ CXX_BASE := $(call exported,CPPFLAGS)-std=c++17 -ffp-contract=off -Wall -Wextra 
 CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(LEVEL) $(OMP) $(call typed,CPPFLAGS) \
     $(call typed,CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
-# Without -march=native (asan links objects that have it), so that a report does not depend on this machine. FMA: -mfma
-# where the processor has it; without it, each fma would be a call of the C library.
+# Without -march=native, so that a report does not depend on this machine; only asan has it, because it links objects of
+# make test. FMA: -mfma where the processor has it; without it, each fma would be a call of the C library.
 RACE_FLAGS = $(CXX_BASE) $(FMA) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(call typed,CPPFLAGS)
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ASAN_FLAGS = $(CXX_BASE) -march=native $(SANITIZE) $(OMP) $(call typed,CPPFLAGS)
@@ -177,7 +177,7 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 # Tests that launch kernels are linked with the trainers' kernel objects, as they ship, and with the oracles; race and
 # asan compile such objects with their own flags. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
 LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
-# What these do themselves is not for the sanitizers: all of their kernels are in the objects.
+# Of these the sanitizers see the kernels, which are all in the objects, and not the tests themselves.
 OUTSIDE := model/test_bert $(patsubst %,layers/test_%,adamw attention classifier contrastive decode embedding gelu \
     heads layernorm pooling rows)
 TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
