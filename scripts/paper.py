@@ -597,7 +597,8 @@ def parse(argv):
 
 def from_root(path):
     """a path that the caller gave, as it is called in the repository, where the commands run"""
-    return path if os.path.isabs(path) or not path else os.path.relpath(path, runqueue.ROOT)
+    as_it_is = not path or os.path.isabs(path) or os.path.samefile(os.curdir, runqueue.ROOT)
+    return path if as_it_is else os.path.relpath(path, runqueue.ROOT)
 
 
 def check_arguments(args):
