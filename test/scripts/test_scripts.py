@@ -375,7 +375,7 @@ class TestCommands(Folder):
                           for name in ("--train_files", "--tokenizer")], [self.path("a.txt"), self.path("t.json")])
         self.assertEqual(dry("quick", "cable", "--seeds", "1")[1][1][0], "./train_gpt2")        # the repository's
         os.chdir(ROOT)                                  # where the words of runs that are there stay as they are
-        self.assertIn("./t.json", dry("quick", "cable", "--seeds", "1", "--tokenizer", "./t.json")[1][0])
+        self.assertIn("./t.json", dry("quick", "cable", "--seeds", "1", "--tokenizer", "./t.json")[1][1])
 
     def test_data_commands(self):
         seen = set()
