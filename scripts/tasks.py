@@ -74,14 +74,16 @@ def recorded(args):
     if os.path.exists(args.results) and about != [f"# {args.settings}"]:
         raise BadInput(f"{args.results}: expected the line '# {args.settings}' before its rows, got "
                        f"{about or 'none'}; give the settings that its rows have, or another CSV")
+    case_of = lambda r: (r["task"], r["pos"], r["seed"])
+    whole = {case_of(r) for r in rows if r["length"] == r["trained"]}
     for r in rows:
         trained = generators.trained_length(r["task"], args.length)
         lengths = [m * trained for m in generators.multiples(r["task"])]
         if (r["trained"], r["steps"]) != (trained, args.steps) or r["exact"] > r["examples"] or (
-                r["length"] not in lengths):
+                r["length"] not in lengths or case_of(r) not in whole):
             raise BadInput(f"{args.results}: {', '.join(str(r[name]) for name in KEY)}: expected trained {trained}, "
-                           f"steps {args.steps}, at most as many exact answers as examples, and a length of "
-                           f"{', '.join(map(str, lengths))}")
+                           f"steps {args.steps}, at most as many exact answers as examples, a length of "
+                           f"{', '.join(map(str, lengths))}, and for the case a row of length {trained}")
     return rows
 
 

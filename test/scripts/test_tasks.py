@@ -457,6 +457,7 @@ class Table(Folder):
                                   ("trained", "0", "trained: expected a positive whole number")):
             edited = self.results("r/edited.csv", [{**rows[0], name: value}])
             self.assertIn(says, self.run_it("--summary", "--results", edited, code=2))
+        self.assertIn(expected(20), self.run_it("--summary", "--results", self.results("r/cut.csv", rows[1:4]), code=2))
         self.run_it("--summary", "--trainer", "./trainer", cwd=self.folder)             # not the repository's
         self.assertIn("expected a name that ends with .csv", self.run_it("--results", self.path("r"), code=2))
         mixtures = self.run_it("--tasks", "fflm", "--pos", "none", "--seeds", "1")
