@@ -195,8 +195,8 @@ $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -O0 -fno-sanitize=null,alignment $(TEST_SOURCE)
 $(foreach variant,test race asan,$(eval $(LAUNCHING:%=$(B)/$(variant)/%): \
     $(KERNELS:%=$(B)/$(filter race/ asan/,$(variant)/)%.o) $(B)/test/oracle_positions.o))
-# Kernels come first, as in a trainer, and what no sanitizer has seen last, as of an inline function the first copy is
-# taken.
+# The linker takes the first copy of an inline function: kernels come first, as in a trainer, and objects that no
+# sanitizer has seen last.
 LAST := $(B)/test/oracle_positions.o $(B)/test/main.o
 LINKED = $(filter-out $(LAST) $<,$^) $< $(filter $(LAST),$^) -o $@ $(CATCH_LIBS)
 $(B)/test/%: $(B)/test/%.o $(B)/test/main.o

@@ -69,7 +69,7 @@ BOTH_CASES = LETTERS + CAPITALS
 KEYS = BOTH_CASES + "!#$%&*+-/<>?"
 DIGITS = "0123456789"
 HELD_OUT, HELD_OUT_SYMBOLS = 8, 8       # one question in 8, of those that have 8 symbols or more
-MOST = 1 << 27                          # symbols of a file, which its program holds with up to 8 tokens each
+MOST = 1 << 27                          # symbols of a file, which is made in memory
 REACH = 15                              # of index: the largest distance
 PLACES = 9                              # of line and circle
 

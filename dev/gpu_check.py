@@ -158,8 +158,8 @@ NEEDED = {"kernels": ["test"], "losses": ["cpu", "fp32", "bf16"], "bench": ["ben
 
 
 def needed(visit):
-    """how the paths begin of what `build` compiles: for the stages of --only, or for all; the library for PyTorch only
-    if PyTorch is here, or if another machine will run it"""
+    """the beginnings of the paths that `build` compiles, for the stages of --only or for all stages; PyTorch's library
+    only if PyTorch is here, or if another machine will run it"""
     stages = [s for s in visit.stages if s in NEEDED] or NEEDED
     return tuple(path(name) for s in stages if s != "torch" or visit.gpu == "none" or has_pytorch(visit)
                  for name in NEEDED[s])

@@ -70,7 +70,7 @@ class Stream(io.TextIOWrapper):
         self.unbroken(super().flush)
 
     def unbroken(self, act, *args):
-        """after the reader has gone, as in `report.py ... | head`, main() continues to its own exit code"""
+        """drops output once its reader has gone, as in `report.py ... | head`; the exit code stays the work's"""
         try:
             return act(*args)
         except BrokenPipeError:
@@ -93,7 +93,7 @@ def terminal(stream):
 
 
 def show(text, end="\n", file=None):
-    """prints what the work can do without; a console that is full or gone does not end it"""
+    """prints a message; a console that is full or gone does not end the work"""
     with contextlib.suppress(OSError):
         print(text, end=end, file=file or sys.stdout, flush=True)
 
@@ -470,7 +470,8 @@ def sync_directory(directory):
 
 @contextlib.contextmanager
 def locked(directory, wait=False):
-    """at most one process that writes into a directory; the lock ends with the process. wait: until it is free"""
+    """Lets one process at a time write into a directory. A second one is refused, or waits if `wait`; the lock ends
+    with the process"""
     os.makedirs(directory, exist_ok=True)
     fd = os.open(directory, os.O_RDONLY)
     try:

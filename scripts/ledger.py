@@ -30,7 +30,7 @@ def read(path, columns=None, key=()):
 
 
 def comments(path):
-    """the lines before the rows of a CSV that begin with #; none where there is no file yet"""
+    """the lines at the top of a CSV that begin with #; none if there is no CSV yet"""
     text = console.read_bytes(path).decode("utf-8-sig", "surrogateescape") if os.path.exists(path) else ""
     return [line.strip() for line in itertools.takewhile(lambda line: line.startswith("#"), text.splitlines())]
 

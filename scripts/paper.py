@@ -93,11 +93,11 @@ GROUPS = {"printed": 128, "run": 512}                       # groups per update
 BATCH, BATCH_WIKITEXT = 524288, 131072
 BATCH_BERT = {"printed": 65536, "run": 524288}              # tokens per step; the other one is a row to be named
 MASKED = 0.15                                               # share of BERT's tokens that are masked
-STEPS = {("fineweb-edu-bert", "base"): 14000,
-         ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
-         ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
-STEPS = {"printed": STEPS, "run": {**STEPS, ("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575,
-                                   ("wikitext-103", "medium"): 2745}}
+PRINTED = {("fineweb-edu-bert", "base"): 14000,
+           ("fineweb-edu", "tiny"): 19073, ("fineweb-edu", "small"): 19073, ("fineweb-edu", "medium"): 19073,
+           ("wikitext-103", "tiny"): 9000, ("wikitext-103", "small"): 5000, ("wikitext-103", "medium"): 3000}
+STEPS = {"printed": PRINTED, "run": {**PRINTED, ("wikitext-103", "tiny"): 9150, ("wikitext-103", "small"): 4575,
+                                     ("wikitext-103", "medium"): 2745}}
 RECIPE = {"lr": "6e-4", "warmup": "750", "final_lr": "0.1", "weight_decay": "0.1", "clip": "1", "schedule": "cosine"}
 COUNTS = {"T": 1, "total_batch": 1, "steps": 0, "eval_tokens": 0, "tokens": 0, "bias_tokens": 1}    # with their least
 ADAM = {"weight_decay": "0", "beta1": "0.9", "beta2": "0.999"}

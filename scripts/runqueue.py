@@ -149,7 +149,7 @@ def inputs_of(command):
 
 
 def given_to(command):
-    """what decides the results of a training, beside its settings, as far as it is there"""
+    """what decides the results of a training beside its settings; files and programs that are missing are left out"""
     sums = inputs_of(command)
     given = {"trainer": build_of(command.program)}
     if command.validates:
@@ -220,7 +220,7 @@ def commit_of(command):
 
 
 def refuse_changes(jobs):
-    """raises BadInput if runs, which have a log, were begun with other settings: nothing is started then"""
+    """raises BadInput, before anything is started, if runs that have a log were begun with other settings"""
     found = {}                                              # {difference: the directories that have it}
     for command in (c for job in jobs for c in job.commands if settings_file(c)):
         path, log = settings_file(command), os.path.join(command.out, "log.jsonl")

@@ -51,6 +51,10 @@ KEY = "task", "pos", "seed", "length"
 Case = collections.namedtuple("Case", "task pos seed")
 
 
+def case_of(row):
+    return Case(row["task"], row["pos"], row["seed"])
+
+
 # One case -------------------------------------------------------------------------------------------------------------
 
 def job_of(args, case):
@@ -74,7 +78,6 @@ def recorded(args):
     if os.path.exists(args.results) and about != [f"# {args.settings}"]:
         raise BadInput(f"{args.results}: expected the line '# {args.settings}' before its rows, got "
                        f"{about or 'none'}; give the settings that its rows have, or another CSV")
-    case_of = lambda r: (r["task"], r["pos"], r["seed"])
     whole = {case_of(r) for r in rows if r["length"] == r["trained"]}
     for r in rows:
         trained = generators.trained_length(r["task"], args.length)
@@ -286,9 +289,9 @@ def main(argv):
         console.need("scipy.stats")                         # before hours of training
     files = ["--out", args.data, "--tasks", ",".join(sorted(names)), "--length", str(args.length), "--examples",
              str(args.examples), "--test_examples", str(TEST_EXAMPLES)]
-    generators.parse(files)                                 # before a length that has no examples
+    generators.parse(files)                                 # refuses a length that a task cannot have
     cases = [Case(t, p, s) for s in args.seeds for p in pos for t in names]
-    done, code = {(r["task"], r["pos"], r["seed"]) for r in recorded(args)}, 0
+    done, code = set(map(case_of, recorded(args))), 0
     jobs = {case: job_of(args, case) for case in cases if case not in done}
     if not args.summary:
         missing = [job for job in jobs.values() if not runqueue.is_done(job.commands[0])]

@@ -95,7 +95,7 @@ struct GroupLimits {
     double cores = INFINITY;
 };
 
-// Lowers the limits to those of the group in `dir` (version 2 or 1). "max", -1 or a missing file limits nothing.
+// Lowers the limits to what the group in `dir` (version 2 or 1) has. "max", -1 or a missing file limits nothing.
 inline void lower_limits(GroupLimits& limits, const std::string& dir) {
     const struct { const char *limit, *used, *cached[2]; } versions[] = {
         {"memory.max", "memory.current", {"active_file", "inactive_file"}},

@@ -39,7 +39,7 @@ struct AttentionMask {
 
     __host__ __device__ bool by_document() const { return end_of_text >= 0; }
     __host__ __device__ bool exists() const { return window > 0 || by_document(); }
-    // the mask of this many tokens: none, where it hides nothing; what is not 0 is a window, if there is a mask
+    // The mask for this many tokens: none if it would hide nothing. If it exists, its window is not 0.
     __host__ __device__ AttentionMask within(int tokens) const {
         AttentionMask mask = *this;
         if (window > 0 && window < tokens && sinks < tokens) { return mask; }
@@ -47,7 +47,7 @@ struct AttentionMask {
         mask.sinks = 0;
         return mask;
     }
-    // that of sequence b
+    // the mask of sequence b
     __device__ AttentionMask of(size_t b, int stride) const {
         AttentionMask mask = *this;
         if (documents != nullptr) { mask.documents += b * stride; }
@@ -55,15 +55,15 @@ struct AttentionMask {
     }
     __device__ int begin(int i) const { return documents == nullptr ? 0 : documents[i]; }
     __device__ int position(int i) const { return i - begin(i); }       // in the document
-    // Of a mask that exists. begin: that of i
+    // whether query i does not see key j. For a mask that exists; begin: begin(i)
     __host__ __device__ bool hides(int i, int j, int begin) const {
         return j < begin || (j >= begin + sinks && (j <= i - window || j >= i + window));
     }
-    // whether no query of i0 .. i1-1 sees a key of j0 .. j1-1; begin: that of i0
+    // whether no query of i0 .. i1-1 sees a key of j0 .. j1-1; begin: begin(i0)
     __host__ __device__ bool hides_all(int i0, int i1, int j0, int j1, int begin) const {
         return j1 <= begin || (j0 >= begin + sinks && (j1 - 1 <= i0 - window || j0 >= i1 - 1 + window));
     }
-    // whether one of them does not see one of these in its range; begin: that of the last query
+    // whether a query of i0 .. i1-1 does not see a key of j0 .. j1-1 in its range; begin: begin(i1-1)
     __host__ __device__ bool hides_any(int i0, int i1, int j0, int j1, int begin) const {
         const int after_sinks = begin + sinks;
         return j0 < begin ||

@@ -149,7 +149,7 @@ struct T5Buckets {
         }
     }
     __device__ int entry(int d) const {
-        const int after = two_sided ? -d : 0;               // how far after the query; causal: there is no such key
+        const int after = two_sided ? -d : 0;               // how far the key is after the query; if causal, none is
         const int distance = d >= 0 ? d : after;
         int k = 0;                                          // how many buckets begin at this distance or before it
         for (int e = 1; e < side; e++) { k += first[e] <= distance; }

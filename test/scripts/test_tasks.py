@@ -502,7 +502,7 @@ class Table(Folder):
         self.assertEqual(self.table("mine.csv"), self.rows())
 
     def test_two_at_once_lose_no_row(self):
-        """the other one adds its rows while this one trains"""
+        """a second process adds its rows while the first one trains"""
         one = ("--tasks", "copy", "--pos", "none", "--seeds")
         self.run_it(*one, "1")
         path, there = self.path("mine.csv"), self.results("there.csv", self.rows())

@@ -63,7 +63,7 @@ inline void add_to_record(Json& record, const std::string& flag, const Json& fil
           "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
 }
 
-// How a flag's files differ from those of a checkpoint (`what`, for messages): "shard_000002.bin has gone", or "".
+// How a flag's files differ from the checkpoint's (`what`, for messages): "shard_000002.bin has gone", or "".
 inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
     check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
     const auto names = [&](const Json& files) {
