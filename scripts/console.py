@@ -12,6 +12,7 @@ import argparse
 import array
 import contextlib
 import csv
+import errno
 import fcntl
 import hashlib
 import importlib
@@ -20,15 +21,17 @@ import json
 import math
 import os
 import re
+import secrets
 import shlex
 import signal
 import stat
 import subprocess
 import sys
+import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 EXIT_BAD_INPUT, EXIT_OUT_OF_MEMORY, EXIT_INTERRUPTED = 2, 4, 75         # the trainers' exit codes
-LARGEST_JSON = 1 << 28                                                  # bytes
+LARGEST_JSON, MOST_BRACKETS, DEEPEST_JSON = 1 << 28, 1 << 22, 32         # bytes, lists and objects, levels
 # all controls but tab and newline, and the marks that reorder a line
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")
 PACKAGES = {"matplotlib": "apt install python3-matplotlib", "numpy": "apt install python3-numpy",
@@ -244,15 +247,48 @@ def whole(text):
     return int(text)
 
 
+def once(pairs):
+    """the object of these; with a key twice, two readers of one file could take it for two different things"""
+    found = {}
+    for key, value in pairs:
+        if key in found:
+            raise ValueError(f"the key {key[:80]!r} is there twice")
+        found[key] = value
+    return found
+
+
+def depth(text):
+    """how deep the brackets of JSON nest"""
+    level = deepest = quoted = 0
+    for token in re.findall(r'\\.|["\[\]{}]', text, re.S):
+        if token == '"':
+            quoted = not quoted
+        elif not quoted:
+            level += (token in "[{") - (token in "]}")
+            deepest = max(deepest, level)
+    return deepest
+
+
+DECODER = json.JSONDecoder(parse_float=finite, parse_int=whole, parse_constant=finite, object_pairs_hook=once)
+
+
 def parse_json(text):
-    return json.loads(text, parse_float=finite, parse_int=whole, parse_constant=finite)
+    """A value of JSON, or a ValueError. Its brackets are bounded: what reads a value recurses, and a bracket takes 30
+    times its memory. Half a character, as in "\\ud800", could not be written again."""
+    brackets = text.count("[") + text.count("{")
+    if brackets > MOST_BRACKETS or brackets > DEEPEST_JSON and depth(text) > DEEPEST_JSON:
+        raise ValueError(f"more than {MOST_BRACKETS:,} lists and objects, or nested deeper than {DEEPEST_JSON}")
+    found = DECODER.decode(text)
+    if re.search(r"\\u[dD][89a-fA-F]", text):
+        json.dumps(found, ensure_ascii=False).encode()
+    return found
 
 
 def parse_object(text, where):
     """the JSON object of these bytes"""
     try:
         found = parse_json(text.decode("utf-8"))
-    except (ValueError, RecursionError) as e:
+    except ValueError as e:
         raise BadInput(f"{where}: expected a JSON object ({e})") from None
     if not isinstance(found, dict):
         raise BadInput(f"{where}: expected a JSON object, got {json.dumps(found)[:40]}")
@@ -261,10 +297,9 @@ def parse_object(text, where):
 
 def read_bytes(path):
     with open_regular(path) as f:
-        text = f.read(LARGEST_JSON + 1)
-    if len(text) > LARGEST_JSON:
-        raise BadInput(f"{path}: expected at most {LARGEST_JSON >> 20} MB, got more")
-    return text
+        if os.fstat(f.fileno()).st_size > LARGEST_JSON:
+            raise BadInput(f"{path}: expected at most {LARGEST_JSON >> 20} MB, got more")
+        return f.read(LARGEST_JSON)
 
 
 def read_object(path):
@@ -397,7 +432,7 @@ def read_table(path, columns=None, key=()):
 def cell_value(text):
     try:
         return parse_json(text) if text else None
-    except (ValueError, RecursionError):
+    except ValueError:
         return text
 
 
@@ -460,12 +495,37 @@ def weights_sha256(checkpoint):
         return sha256_of(f)
 
 
+# What a file system without a service answers. EIO and ENOSPC are not among them: there the disk has failed.
+UNSUPPORTED = {errno.EINVAL, errno.EBADF, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.ENOLCK}
+WARNED = set()
+
+
+@contextlib.contextmanager
+def where_supported(path, service, means):
+    """a call that a file system may not have: one warning for each service, and the work continues without it"""
+    try:
+        yield
+    except OSError as e:
+        if e.errno not in UNSUPPORTED:
+            raise OSError(e.errno, e.strerror, path) from None
+        if service not in WARNED:
+            say(f"warning: {path}: this file system has no {service} ({e.strerror}); {means}")
+        WARNED.add(service)
+
+
 def sync_directory(directory):
     fd = os.open(directory, os.O_RDONLY)
     try:
-        os.fsync(fd)
+        with where_supported(directory, "fsync of directories", "a power failure may undo the last rename"):
+            os.fsync(fd)
     finally:
         os.close(fd)
+
+
+def lock(fd, path, how=fcntl.LOCK_EX):
+    """locks an open file until it is closed"""
+    with where_supported(path, "locks", "do not let a second process write there"):
+        fcntl.flock(fd, how)
 
 
 @contextlib.contextmanager
@@ -476,34 +536,87 @@ def locked(directory, wait=False):
     fd = os.open(directory, os.O_RDONLY)
     try:
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            lock(fd, directory, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
         except BlockingIOError:
             raise BadInput(f"{directory}: another run is writing here; wait, or give another --out") from None
-        except OSError:                         # this file system has no locks
-            pass
         yield
     finally:
         os.close(fd)
 
 
-def write_whole(path, content):
-    """Writes a text, bytes, or blocks of bytes. A kill or a power failure at any moment leaves the old file or the new
-    one; a link is followed. A device or a pipe is written into."""
-    replaced = os.path.isfile(path) or not (os.path.exists(path) or os.path.islink(os.path.realpath(path)))     # a loop
-    target = os.path.realpath(path) if replaced else path
-    content = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+def is_stream(path):
+    """whether path is written into: a device, a pipe, or a name of an open file such as /dev/stdout. Any other link is
+    refused: to follow it would replace a file that nobody has named, and to replace it would lose the link"""
+    if os.path.exists(path) and not os.path.isfile(path) or os.path.dirname(path) in ("/dev", "/dev/fd"):
+        return True
+    if os.path.islink(path):
+        raise BadInput(f"{path}: expected a file to write, got a symbolic link to {os.readlink(path)}; give that name "
+                       "instead, or remove the link")
+    return False
+
+
+def own_name(path):
+    """of a temporary file beside path; open(own_name(path), "xb") meets no file or link of somebody else's"""
+    return os.path.join(os.path.dirname(path), f".tmp-{secrets.token_hex(8)}")
+
+
+@contextlib.contextmanager
+def replacing(path):
+    """A file to write, which gets its name and the mode of the file it replaces at the end. A kill or a power failure
+    at any moment leaves the old file or the new one, an error the old one. A device or a pipe is written into."""
+    stream, f = is_stream(path), None
+    name = path if stream else own_name(path)
     try:
-        with open(target + ".tmp" * replaced, "wb") as f:
-            f.writelines([content] if isinstance(content, bytes) else content)
+        with open(name, "wb" if stream else "xb") as f:
+            if os.path.isfile(path) and not stream:
+                with contextlib.suppress(OSError):
+                    os.fchmod(f.fileno(), os.stat(path).st_mode & 0o777)
+            yield f
             f.flush()
-            if replaced:
+            if not stream:
                 os.fsync(f.fileno())
-                os.replace(target + ".tmp", target)
-                sync_directory(os.path.dirname(target))
+        if not stream:
+            os.replace(name, path)
+            sync_directory(os.path.dirname(path) or ".")
     except BaseException as e:
-        if replaced:
+        if f and not stream:
             with contextlib.suppress(OSError):
-                os.remove(target + ".tmp")
+                os.remove(name)
         if isinstance(e, OSError):
-            raise OSError(e.errno, e.strerror, path) from None
+            raise OSError(e.errno, e.strerror, path if e.filename in (None, name) else e.filename) from None
         raise
+
+
+def write_whole(path, content):
+    """Writes a text, bytes, or blocks of bytes, as replacing() does."""
+    content = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    with replacing(path) as f:
+        f.writelines([content] if isinstance(content, bytes) else content)
+
+
+def append(path, text):
+    """Adds lines to the end of a log, by one write under the log's lock, so that of several writers none loses a line.
+    A trainer writes whole lines at the end too, without the lock; when it resumes, it renames a new log over the old.
+    Without a text, only sees whether a line could be added."""
+    flags, line = os.O_RDWR | os.O_CREAT | os.O_APPEND, text.encode("utf-8", "surrogateescape")
+    for _ in range(100):
+        fd = os.open(path, flags | (0 if is_stream(path) else os.O_NOFOLLOW), 0o666)
+        try:
+            lock(fd, path)
+            before = os.fstat(fd).st_size
+            if not os.path.exists(path) or not os.path.samestat(os.fstat(fd), os.stat(path)):
+                continue
+            if before and os.pread(fd, 1, before - 1) != b"\n":
+                time.sleep(0.02)                # the end of a line that is being written, or of a killed run
+                continue
+            if (written := os.write(fd, line)) == len(line):
+                return
+            if os.fstat(fd).st_size == before + written:
+                os.ftruncate(fd, before)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as e:
+            raise OSError(e.errno, e.strerror, path) from None
+        finally:
+            os.close(fd)
+    raise BadInput(f"{path}: expected a log of whole lines, but its last line has no end; remove that line, or "
+                   "continue its run, which does")

@@ -141,6 +141,9 @@ def main(argv):
     list(map(need, ("numpy", "pytrec_eval", "xxhash")))     # before minutes of embedding
     qrels = read_qrels(args.qrels)
     os.makedirs(args.out or ".", exist_ok=True)
+    log = os.path.join(args.out or "", "log.jsonl")
+    if args.out and os.path.lexists(log):
+        console.append(log, "")                             # refused before minutes of embedding, too
     for T in [str(n) for some in args.eval_lengths for n in some] if args.load else [""]:
         with tempfile.TemporaryDirectory(prefix="embeddings.", dir=args.out) as place:
             files = [embed(args, what, T, place) if T else getattr(args, what) for what in ("queries", "corpus")]
@@ -148,8 +151,7 @@ def main(argv):
         shown = [f"{value:.4f}" if key in MEASURES else str(value) for key, value in record.items()]
         print("\n".join(console.table(record, [shown])))
         if args.out:
-            log, line = os.path.join(args.out, "log.jsonl"), json.dumps({"kind": "retrieval", **record})
-            console.write_whole(log, "\n".join([*(lines_of(log) if os.path.exists(log) else []), line, ""]))
+            console.append(log, json.dumps({"kind": "retrieval", **record}) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,8 @@
 """test_console.py -- scripts/console.py and ledger.py: no script prints a control character, every error is a line and
 an exit code, and rows are added whole."""
 import argparse
+import errno
+import fcntl
 import functools
 import glob
 import hashlib
@@ -119,28 +121,50 @@ class TestConsole(Folder):
             self.assertLess(len(str(caught.exception)), 300)
         console.write_whole(path, '{"a": "ü"}')
         self.assertEqual((console.read_object(path), os.listdir(self.folder)), ({"a": "ü"}, ["a.json"]))
-        for text in ('{"a": 1e999}', '{"a": -Infinity}', '{"a": 1' + "0" * 400 + "}"):
+        for text in ('{"a": 1e999}', '{"a": -Infinity}', '{"a": 1' + "0" * 400 + "}", '{"a": 1, "a": 1}',
+                     '{"a": "\\ud800"}', '{"a": ' + "[" * 32 + "]" * 32 + "}"):
             self.write("a.json", text)
             self.assertRaisesRegex(console.BadInput, "a.json: expected a JSON object", console.read_object, path)
+        self.write("a.json", '{"a": ' + "[" * 31 + "]" * 31 + ', "b": "\\ud83d\\ude00' + "[" * 99 + '"}')
+        self.assertEqual(console.read_object(path)["b"][:2], "\U0001f600[")
+        with open(path, "wb") as f:
+            f.truncate(1 << 40)
+        self.assertRaisesRegex(console.BadInput, "a.json: expected at most 256 MB", console.read_object, path)
         os.mkfifo(self.path("fifo"))
         for name in ("fifo", "none", "a\0b", "."):
             self.assertRaises(console.BadInput, console.read_object, self.path(name))
         self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
 
     def test_writes(self):
-        """a file behind links is replaced as a whole; a device and a pipe stay what they are"""
+        """a file is replaced as a whole and keeps its mode; a link and what it leads to stay, and so do a device, a
+        pipe and every other file beside it"""
+        mask = os.umask(0o027)
+        self.addCleanup(os.umask, mask)
         os.makedirs(self.path("there"))
-        os.symlink("there/a", self.path("one"))
-        os.symlink("one", self.path("two"))
-        for text in "first", b"second":                         # the link leads nowhere, then to a file
-            console.write_whole(self.path("two"), text)
+        for text in "first", b"second":
+            console.write_whole(self.path("there", "a"), text)
+            self.assertEqual(stat.S_IMODE(os.stat(self.path("there", "a")).st_mode), 0o640)
+        os.chmod(self.path("there", "a"), 0o604)
 
         def blocks():
             yield b"third"
             raise console.BadInput("cut short")
-        self.assertRaises(console.BadInput, console.write_whole, self.path("two"), blocks())
+        self.assertRaises(console.BadInput, console.write_whole, self.path("there", "a"), blocks())
         self.assertEqual((self.read("there", "a"), os.listdir(self.path("there"))), ("second", ["a"]))
-        self.assertEqual([os.readlink(self.path(name)) for name in ("one", "two")], ["there/a", "one"])
+        for target in "there/a", "there/none", "link":                  # to a file, to nowhere, to itself
+            os.symlink(target, self.path("link"))
+            for write in console.write_whole, console.append:
+                with self.assertRaisesRegex(console.BadInput, f"link: expected a file to write, got .* to {target};"):
+                    write(self.path("link"), "lost\n")
+            self.assertEqual((os.readlink(self.path("link")), os.listdir(self.path("there"))), (target, ["a"]))
+            os.remove(self.path("link"))
+        for name in "a.tmp", ".tmp-" + "0" * 16:
+            os.symlink("a", self.path("there", name))
+        with mock.patch("secrets.token_hex", return_value="0" * 16):    # a name that somebody else has
+            self.assertRaisesRegex(OSError, "File exists", console.write_whole, self.path("there", "a"), "lost")
+        self.assertEqual((self.read("there", "a"), len(os.listdir(self.path("there")))), ("second", 3))
+        console.write_whole(self.path("there", "a"), "fourth")
+        self.assertEqual(stat.S_IMODE(os.stat(self.path("there", "a")).st_mode), 0o604)
         self.device("full", 7)
         console.write_whole(self.device("null", 3), "x")
         for name, says in (("full", "No space left"), ("there", "Is a directory"), ("no/where", "No such file")):
@@ -153,7 +177,49 @@ class TestConsole(Folder):
         self.assertEqual(reader.communicate(timeout=60)[0], "through")
         kinds = [stat.S_IFMT(os.stat(self.path(name)).st_mode) for name in ("pipe", "full", "null")]
         self.assertEqual(kinds, [stat.S_IFIFO, stat.S_IFCHR, stat.S_IFCHR])
-        self.assertEqual(sorted(os.listdir(self.folder)), ["full", "null", "one", "pipe", "there", "two"])
+        self.assertEqual(sorted(os.listdir(self.folder)), ["full", "null", "pipe", "there"])
+
+    def test_a_log_has_every_line_of_its_writers(self):
+        """three processes, one of which writes as a trainer does; and a log that is replaced or torn"""
+        log = self.path("log.jsonl")
+        writer = program("for i in range(300): console.append(sys.argv[1], f'{sys.argv[2]} {i}\\n')")
+        trainer = ("import os, sys\nfd = os.open(sys.argv[1], os.O_WRONLY | os.O_CREAT | os.O_APPEND)\n"
+                   "for i in range(300): os.write(fd, f'{sys.argv[2]} {i}\\n'.encode())")
+        writers = [subprocess.Popen([sys.executable, "-c", code, log, name]) for code, name in
+                   ((writer, "a"), (writer, "b"), (trainer, "c"))]
+        self.assertEqual([w.wait() for w in writers], [0, 0, 0])
+        self.assertEqual(sorted(self.read(log).splitlines()), sorted(f"{w} {i}" for w in "abc" for i in range(300)))
+        lock, replaced = console.lock, []
+
+        def late(*args):                                        # the log that was opened is not the log any more
+            if not replaced:
+                replaced.append(os.replace(self.write("new", "resumed\n"), log))
+            lock(*args)
+        with mock.patch.object(console, "lock", late):
+            console.append(log, "line\n")
+        self.assertEqual(self.read(log), "resumed\nline\n")
+        self.write("log.jsonl", "line\nli")
+        self.assertRaisesRegex(console.BadInput, "its last line has no end; remove", console.append, log, "line\n")
+        self.assertEqual(self.read(log), "line\nli")
+        self.assertRaisesRegex(OSError, "No space", console.append, self.device("full", 7), "line\n")
+
+    def test_a_file_system_without_a_service(self):
+        """one warning, and work continues; an error of the disk stays an error"""
+        calls = (("locks", "flock", lambda: console.locked(self.folder).__enter__()),
+                 ("locks", "flock", lambda: console.append(self.path("log"), "line\n")),
+                 ("fsync of directories", "fsync", lambda: console.sync_directory(self.folder)))
+        for service, name, call in calls:
+            for error in "EINVAL", "EBADF", "ENOTSUP", "ENOSYS", "ENOLCK", "EIO":
+                failing = OSError(getattr(errno, error), error)
+                with mock.patch.object(console, "WARNED", set()), mock.patch.object(console, "say") as say, \
+                        mock.patch.object(fcntl if name == "flock" else os, name, side_effect=failing):
+                    if error == "EIO":
+                        self.assertRaisesRegex(OSError, "EIO.*" + self.folder, call)
+                        continue
+                    call(), call()
+                    self.assertEqual(say.call_count, 1, error)
+                    self.assertIn(f"has no {service} ({error}); ", say.call_args[0][0])
+        self.assertEqual(self.read("log"), "line\n" * 10)
 
     def test_logs_and_tables(self):
         """a refusal names file, line and field"""
