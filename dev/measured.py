@@ -25,27 +25,33 @@ BYTES = {"layernorm_forward_kernel": "2*x", "layernorm_backward_kernel": "4*x", 
 PRODUCTS = {"flash_forward_kernel": 2, "flash_backward_dkdv_kernel": 4, "flash_backward_dq_kernel": 3}
 
 
+def number(text):
+    if not re.fullmatch(r"-?\d{1,15}(\.\d{1,15})?", text, re.ASCII):
+        raise BadInput(f"expected a number of at most 15 digits before and after its point, got {text[:40]}")
+    return float(text)
+
+
 def rows(text):
     """(kernel, its M x N x K or -, calls, ms) of the last table that --profile printed"""
     table = text.rpartition("\nprofile of step ")[2] if "\nprofile of step " in text else ""
-    found = re.findall(r"^(\S+) +(-|\d+x\d+x\d+) +(\d+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
+    found = re.findall(r"^(\S+) +(-|[\d.]+x[\d.]+x[\d.]+) +([\d.]+|-) +(-?[\d.]+) +-?[\d.]+% ", table, re.M)
     if not found:
         raise BadInput("expected the output of a run with --profile, got no table in it")
-    return [(kernel, shape, int(calls.replace("-", "0")), float(ms)) for kernel, shape, calls, ms in found]
+    return [(kernel, shape, int(number(calls.replace("-", "0"))), number(ms)) for kernel, shape, calls, ms in found]
 
 
 def banner(text):
     """numbers of the start banner"""
-    patterns = {name: rf"(?<!\w){name}\s+(\d+)" for name in ("NH", "C", "V", "--B", "--T")}
+    patterns = {name: rf"(?<!\w){name}\s+([\d.]+)" for name in ("NH", "C", "V", "--B", "--T")}
     patterns |= {"P": r"([\d.]+)M parameters", "tflops": r"peak ([\d.]+) bf16", "tbs": r" at ([\d.]+) TB/s"}
-    return {name: float(m[1]) if (m := re.search(pattern, text)) else 0.0 for name, pattern in patterns.items()}
+    return {name: number(m[1]) if (m := re.search(pattern, text)) else 0.0 for name, pattern in patterns.items()}
 
 
 def work(kernel, shape, calls, n):
     """(bytes, FLOPs) of one call; 0 where they do not say how long it takes"""
     tokens, e = n["--B"] * n["--T"], 2 if n["tflops"] else 4
     if shape != "-":
-        M, N, K = map(int, shape.split("x"))
+        M, N, K = (int(number(size)) for size in shape.split("x"))
         gradient = K > 4 * n["C"] and not 0 <= K - n["V"] < 128         # over tokens: float32, and added to
         return e * (M * K + K * N) + (8 if gradient else e) * M * N, 2 * M * N * K
     known = {"x": e * tokens * n["C"], "P": 1e6 * n["P"], "V": e * tokens * n["V"], "q": 4 * tokens * n["NH"], "e": e,
@@ -72,8 +78,11 @@ def table(text):
 def main(argv):
     if len(argv) != 1 or argv[0].startswith("-"):
         raise BadInput("usage: dev/measured.py FILE, the output of a run with --profile")
-    with console.open_regular(argv[0]) as f:
-        print("\n".join(table(f.read().decode(errors="replace"))))
+    text = console.read_bytes(argv[0]).decode(errors="replace")
+    try:
+        print("\n".join(table(text)))
+    except BadInput as e:
+        raise BadInput(f"{argv[0]}: {e}") from None
 
 
 if __name__ == "__main__":

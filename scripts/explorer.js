@@ -364,7 +364,8 @@ function farthest(heads) {
 }
 
 async function start() {
-  const asked = new URLSearchParams(location.hash.slice(1)), whole = (text, end) => Number(text) < end && Number(text);
+  const asked = new URLSearchParams(location.hash.slice(1));
+  const whole = (text, end) => /^\d{1,9}$/.test(text) && Number(text) < end ? Number(text) : undefined;
   const dark = matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
   document.documentElement.dataset.theme = ["light", "dark"].find(name => name === asked.get("theme")) ?? dark;
   $("#about").innerHTML = `${T.toLocaleString("en")} tokens of <span></span><br>click one: what it sees is coloured`;
@@ -377,14 +378,12 @@ async function start() {
   for (const name in COLOURS) make("button", $("#by"), { textContent: name, onclick() { state.by = name; paint(); } });
   $("#theme").onclick = toggleTheme;
   DATA.models.forEach(build);
-  state.by = asked.get("by") in COLOURS ? asked.get("by") : state.by;
+  state.by = Object.keys(COLOURS).find(name => name === asked.get("by")) ?? state.by;
   state.span = asked.get("span") == T ? T : Math.min(T, NEAR);
-  state.query = (asked.has("q") && whole(asked.get("q"), T)) || state.query;
-  state.heads = DATA.models.map(({ heads }, n) => {
-    const given = (asked.get("heads") ?? "").split(",")[n];
-    return given ? whole(given, heads.length) || 0 : farthest(heads);
-  });
-  state.key = asked.has("k") ? whole(asked.get("k"), T) || 0 : Math.max(0, state.query - 12);
+  state.query = whole(asked.get("q"), T) ?? state.query;
+  state.heads = DATA.models.map(({ heads }, n) =>
+      whole((asked.get("heads") ?? "").split(",")[n], heads.length) ?? farthest(heads));
+  state.key = whole(asked.get("k"), T) ?? Math.max(0, state.query - 12);
   paint();
   show(state.query);
   addEventListener("resize", () => paint(["tracks"]));

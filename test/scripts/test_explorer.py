@@ -171,6 +171,18 @@ class TestExplorer(ClassFolder):
         self.assertEqual(value("location.hash"), f"#q={chosen}&k={chosen}&by=loss&span=100&heads=3%2C0&theme=dark")
         self.assertEqual(self.browser.errors, [])
 
+    def test_addresses(self):
+        """what an address names and the page does not have is as if it were not there; 0 is a token like the rest"""
+        told = "[state.query, state.key, state.by, state.span, state.heads[0] === farthest(DATA.models[0].heads)]"
+        first = [60, 48, "attention", 100, True]
+        for anchor in ("", "q=-5", "q=1.5&k=1e1", "k=1.5", "k=-1", f"q={T}&k={T}", "heads=-1", "heads=0.5,x", "heads=4",
+                       "by=toString", "by=__proto__", "q=&k=&by=&heads=&span=", "q=0x10", "q=%20", "q=NaN", "%",
+                       "span=-1", "q=" + "9" * 400):
+            self.assertEqual(self.page("cable", anchor="#" + anchor)(told), first, anchor)
+        value = self.page("cable", anchor=f"#q=0&k=0&by=loss&span={T}&heads=3")
+        self.assertEqual([value(told)[:4], value("state.heads")], [[0, 0, "loss", T], [3]])
+        self.assertEqual(self.browser.errors, [])
+
     def test_sizes(self):
         """what a page shows has room on screens of laptops, and in a window that is narrower: nothing lies on another
         thing or beyond the right edge, and some lines of the text are seen"""

@@ -3,6 +3,7 @@ import collections
 import csv
 import io
 import os
+import re
 import struct
 import sys
 import unittest
@@ -165,7 +166,15 @@ class GpuCheck(Folder):
                            ("flash_forward_kernel - 1 0.001 1% -", "0.1 130 2.1 3%"),
                            ("(host) - - 1.0 1% -", "- - - -%")):
             self.assertEqual(measured.table(banner + row + "\n")[1].split()[-4:], cells.split(), row)
-        self.assertIn("expected the output of a run with --profile", called(measured.main, self.write("x", banner))[2])
+        refused = lambda text: called(measured.main, self.write("x", text))
+        self.assertIn("x: expected the output of a run with --profile", refused(banner)[2])
+        row = "matmul_kernel 126x512x128 2 0.1 1% 1.0\n"
+        for good in "126", "2 0.1", "0.1 1%", "0.5M", "4.80", "C 128":
+            for bad in "1.2.3", "9" * 400, "1" * 400 + ".5", ".":
+                wrong = re.sub(r"[\d.]+", bad, good, count=1)
+                code, out, said = refused((banner + row).replace(good, wrong))
+                self.assertEqual((code, out, said.count("\n")), (2, "", 1), (wrong, said))
+                self.assertIn("x: expected a number of at most 15 digits", said)
 
     def test_the_committed_results(self):
         rows = list(csv.DictReader(io.StringIO(read("dev/results/gpu.csv"))))
