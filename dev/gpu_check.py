@@ -20,7 +20,6 @@ import functools
 import glob
 import hashlib
 import itertools
-import json
 import os
 import pathlib
 import random
@@ -72,8 +71,8 @@ class Visit:        # one run of this script: the GPU, the commit, the time left
         except OSError as e:
             raise Failed(f"{command[0]}: {e.strerror}") from None
         text = p.stdout.decode(errors="replace")
-        with open(path("log.txt"), "a", encoding="utf-8") as log:
-            log.write(f"\n$ {words}\n{text}")
+        with os.fdopen(console.open_end(path("log.txt")), "a", encoding="utf-8", errors="replace") as log:
+            log.write(f"\n$ {console.command_line(command)}\n{text}")
         if fine and p.returncode not in fine:
             raise Failed(f"{words[:300]}: exit code {p.returncode}\n{text[-2000:]}")
         return p.returncode, text
@@ -173,7 +172,7 @@ def compile_all(stage, visit):
 
     def compile_one(line):
         stamp = line[-1] + ".sources"
-        if not os.path.exists(stamp) or pathlib.Path(stamp).read_text() != sources:     # here or elsewhere
+        if not os.path.exists(stamp) or console.read_bytes(stamp).decode(errors="replace") != sources:  # or elsewhere
             os.makedirs(os.path.dirname(stamp), exist_ok=True)
             try:
                 visit.run(line, 3000)
@@ -193,7 +192,7 @@ def pack():
         root = re.search(rf"(\S+)/{header}\s", read)[1]
         for name in set(re.findall(rf"{root}/((?:xxh|nlohmann/)\S+)", read)):
             os.makedirs(os.path.dirname(os.path.join(HEADERS, name)), exist_ok=True)
-            shutil.copy(os.path.join(root, name), os.path.join(HEADERS, name))
+            console.write_whole(os.path.join(HEADERS, name), console.read_bytes(os.path.join(root, name)))
 
 
 def write_data():
@@ -212,7 +211,15 @@ def write_data():
             range(count), cum_weights=list(weights), k=1000000)))       # neighbours in rank are apart as numbers
         files[name] = common.header(len(tokens), vocab, end) + tokens.tobytes()
     for name, content in files.items():
-        pathlib.Path(path(name)).write_bytes(content)
+        console.write_whole(path(name), content)
+
+
+def objects_in(text, begin=b"{"):
+    """the objects of JSON in lines that begin so"""
+    try:
+        return [console.parse_object(line, "a line") for line in text.split(b"\n") if line.startswith(begin)]
+    except console.BadInput as e:
+        raise Failed(str(e)) from None
 
 
 def train(visit, binary, out, data, *flags, **environment):
@@ -221,8 +228,7 @@ def train(visit, binary, out, data, *flags, **environment):
     samples = ["--sample_every", "0"] if binary.endswith("gpt2") else []
     text = visit.run([binary, "--train_files", path(data), "--val_files", path(data), "--val_every", "0", *samples,
                       "--out", out, *map(str, flags)], 40, **environment)[1]
-    with open(os.path.join(out, "log.jsonl"), encoding="utf-8") as f:
-        updates = [r for r in map(json.loads, f) if r["kind"] == "train"]
+    updates = [r for r in objects_in(console.read_bytes(os.path.join(out, "log.jsonl"))) if r.get("kind") == "train"]
     return text, updates, [r["loss"] for r in updates]
 
 
@@ -243,14 +249,14 @@ def enlarge(source, target):
     """Copies a checkpoint for --load, with every matrix six times as large. Then queries and keys have size 1,
     attention is not just a mean of all values, and no gradient is small compared to what bf16 does to it."""
     os.makedirs(target, exist_ok=True)
-    shutil.copy(os.path.join(source, "config.json"), target)
+    copied = console.read_bytes(os.path.join(source, "config.json"))
+    console.write_whole(os.path.join(target, "config.json"), copied)
     with open(os.path.join(source, "model.safetensors"), "rb") as f:
         tensors, _, data = console.read_tensors(f, source), f.seek(0), bytearray(f.read())
     for _, shape, start, end in tensors.values():
         if len(shape) == 2:
             data[start:end] = array.array("f", [6 * x for x in array.array("f", data[start:end])]).tobytes()
-    with open(os.path.join(target, "model.safetensors"), "wb") as f:
-        f.write(data)
+    console.write_whole(os.path.join(target, "model.safetensors"), bytes(data))
 
 
 def device(visit):
@@ -328,7 +334,7 @@ def losses(visit):
 
 def bench(visit):
     def run(what, limit, command):      # puts each line's JSON object; of attention the shapes of docs/results.md
-        found = [json.loads(line) for line in visit.run(command, limit)[1].split("\n") if line.startswith('{"key"')]
+        found = objects_in(visit.run(command, limit)[1].encode(), b'{"key"')
         for r in found:
             if "note" not in r and re.match(r"matmul|step|.* causal (d64 T1024 tokens65536|d64 T16384|d128 T4096|"
                                             r".*(cuDNN|Flex))", r["key"]):
@@ -358,7 +364,7 @@ def torch_library(visit):       # docs/torch.md
 
     def bench_library():
         text = visit.run(["python3", "dev/torch/bench.py", "--device", "cuda"], 200, CABLE_LIBRARIES=WORK)[1]
-        found = [json.loads(line) for line in text.split("\n") if line.startswith('{"key"')]
+        found = objects_in(text.encode(), b'{"key"')
         for r in found:
             visit.put(f"library {r.pop('key')}", r)
         return {"results": len(found)}

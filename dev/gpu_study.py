@@ -14,7 +14,6 @@ import collections
 import glob
 import lzma
 import os
-import pathlib
 import statistics
 import sys
 import time
@@ -56,6 +55,18 @@ def pack(args):
         say(f"{path(name)}.xz: {len(content) // 2 - 512:,} tokens, {len(small) / 2 ** 20:.1f} MiB")
 
 
+def unpacked(name, f, most=1 << 33):
+    """the blocks of a file of tokens, which are no more than its header says"""
+    block = f.read(1024)
+    left = min(most, 2 * int.from_bytes(block[8:12], "little"))
+    while block:
+        yield block
+        block = f.read(1 << 20)
+        left -= len(block)
+        if left < 0:
+            raise console.BadInput(f"{name}: expected the tokens that its header counts, got more")
+
+
 def unpack(args):
     """writes the shards and the passages that are not there yet; the number of training tokens"""
     packed = sorted(glob.glob(path("*.bin.xz")))
@@ -63,7 +74,11 @@ def unpack(args):
         raise console.BadInput(f"{WORK}: expected train_*.bin.xz and val.bin.xz, which --pack writes")
     for name in packed:
         if not os.path.exists(name[:-3]):
-            console.write_whole(name[:-3], lzma.decompress(pathlib.Path(name).read_bytes()))
+            try:
+                with lzma.open(name) as f:
+                    console.write_whole(name[:-3], unpacked(name, f))
+            except (EOFError, lzma.LZMAError) as e:
+                raise console.BadInput(f"{name}: expected what --pack writes, whole ({e}); copy it again") from None
     if not os.path.exists(path("passages")):
         lengths = ",".join(str(args.T << k) for k in range(5))
         console.output_of([sys.executable, "data/tasks.py", "--text", path("val.bin"), "--tasks", PASSAGES, "--lengths",

@@ -58,6 +58,18 @@ def clean(text):
     return CONTROL.sub(lambda m: m[0].encode("unicode_escape").decode(), str(text))
 
 
+def one_line(text):
+    """clean text whose lines and tabs are escaped too, as for a comment, which ends with its line"""
+    return clean(text).replace("\n", "\\n").replace("\t", "\\t")
+
+
+def command_line(words):
+    """words to paste into bash, on one line: $'...' has the escapes of what is no letter"""
+    quote = lambda text: re.sub(r"[^\x20-\x7e]", lambda m: "".join(f"\\x{b:02x}" for b in os.fsencode(m[0])),
+                                text.replace("\\", r"\\").replace("'", r"\'"))
+    return " ".join(shlex.quote(word) if word.isprintable() else f"$'{quote(word)}'" for word in words)
+
+
 class Stream(io.TextIOWrapper):
     """a standard stream that cleans what it writes; what the locale cannot print becomes an escape too"""
 
@@ -153,8 +165,11 @@ def need(module):
         name = module.partition(".")[0]
         how = PACKAGES.get(name, "pip install -r data/requirements.txt")
         if not sys.executable.startswith("/usr/bin/"):      # conda's, pyenv's or a venv's, where apt puts nothing
-            how = f"{sys.executable} -m " + re.sub(r"^apt install python3-(\w+).*", r"pip install \1", how)
-        raise BadInput(f"Python's module {name} is missing: {how}") from None
+            how = f"{shlex.quote(sys.executable)} -m " + re.sub(r"^apt install python3-(\w+).*", r"pip install \1", how)
+        find = [os.path.join(ROOT, "dev", "install.sh"), "--python", name]
+        other = subprocess.run(find, capture_output=True, text=True).stdout.strip() if name in PACKAGES else ""
+        has = f"run this script with {shlex.quote(other)}, which has {name}; " * (other not in ("", sys.executable))
+        raise BadInput(f"{has}Python's module {name} is missing: {how}") from None
 
 
 def output_of(command, **more):
@@ -162,7 +177,7 @@ def output_of(command, **more):
     p = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace", **more)
     if p.returncode != 0:
         said = p.stdout[-1000:] + p.stderr[-2000:]
-        raise BadInput(f"{shlex.join(command)}: exit code {p.returncode}\n{said.strip()}")
+        raise BadInput(f"{command_line(command)}: exit code {p.returncode}\n{said.strip()}")
     return p.stdout
 
 
@@ -174,7 +189,7 @@ def encodings(text):
 
 def table(head, rows):
     """the lines of a table in Markdown; rows of texts"""
-    line = lambda cells: "| " + " | ".join(cells) + " |"
+    line = lambda cells: "| " + " | ".join(one_line(text).replace("|", r"\|") for text in cells) + " |"
     return [line(head), "|---" * len(head) + "|", *map(line, rows)]
 
 
@@ -450,7 +465,8 @@ def read_tensors(f, path):
         dtype, shape, offsets = ((entry.get(key) if isinstance(entry, dict) else None)
                                  for key in ("dtype", "shape", "data_offsets"))
         if not (isinstance(dtype, str) and dtype in TENSOR_BYTES and whole(shape) and whole(offsets) and
-                len(offsets) == 2 and offsets[1] - offsets[0] == math.prod(shape) * TENSOR_BYTES[dtype]):
+                len(shape) <= 8 and len(offsets) == 2 and
+                offsets[1] - offsets[0] == math.prod(shape) * TENSOR_BYTES[dtype]):
             raise BadInput(f"{path}: {name[:80]}: expected a tensor's dtype, shape and data_offsets, got "
                            f"{json.dumps(entry)[:120]}")
         tensors.append((data + offsets[0], data + offsets[1], name, dtype, shape))
@@ -490,8 +506,11 @@ def sha256_of(file):
 
 def weights_sha256(checkpoint):
     """SHA-256 of a checkpoint's weights: of model.safetensors after its header, in hexadecimal"""
-    with open_regular(os.path.join(checkpoint, "model.safetensors")) as f:
-        f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
+    with open_regular(path := os.path.join(checkpoint, "model.safetensors")) as f:
+        data = 8 + int.from_bytes(f.read(8), "little")
+        if data > os.fstat(f.fileno()).st_size:
+            raise BadInput(f"{path}: expected a safetensors file, got something else, or it was cut short")
+        f.seek(data)
         return sha256_of(f)
 
 
@@ -594,13 +613,18 @@ def write_whole(path, content):
         f.writelines([content] if isinstance(content, bytes) else content)
 
 
+def open_end(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND):
+    """a descriptor whose writes go to the end of a file"""
+    return os.open(path, flags | (0 if is_stream(path) else os.O_NOFOLLOW), 0o666)
+
+
 def append(path, text):
     """Adds lines to the end of a log, by one write under the log's lock, so that of several writers none loses a line.
     A trainer writes whole lines at the end too, without the lock; when it resumes, it renames a new log over the old.
     Without a text, only sees whether a line could be added."""
-    flags, line = os.O_RDWR | os.O_CREAT | os.O_APPEND, text.encode("utf-8", "surrogateescape")
+    line = text.encode("utf-8", "surrogateescape")
     for _ in range(100):
-        fd = os.open(path, flags | (0 if is_stream(path) else os.O_NOFOLLOW), 0o666)
+        fd = open_end(path)
         try:
             lock(fd, path)
             before = os.fstat(fd).st_size

@@ -39,7 +39,7 @@ def write(path, rows, about=""):
     """A CSV of these rows, below a comment, or without one below the comments that the file has. A kill at any moment
     leaves the old file or the new one"""
     text = io.StringIO()
-    text.writelines(line + "\n" for line in ([f"# {about}"] if about else comments(path)))
+    text.writelines(line + "\n" for line in ([f"# {console.one_line(about)}"] if about else comments(path)))
     writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)

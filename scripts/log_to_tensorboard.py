@@ -73,7 +73,7 @@ def tensorboard(run, config):
             file.write(Event(wall_time=now, step=step, summary=Summary(value=values)).SerializeToString())
         old = console.read_bytes(path) if os.path.exists(path) else b""
         if data.getvalue().startswith(old):
-            with open(path, "ab") as f:
+            with os.fdopen(console.open_end(path), "ab") as f:
                 f.write(data.getvalue()[len(old):])
         else:
             console.write_whole(path, data.getvalue())

@@ -524,7 +524,7 @@ def show(rows, args):
             commands = commands_of(row, args, seed)
             print(f"# {row_name(row)}, seed {seed}: {arithmetic(row, args, commands)}")
             for c in preparations(row, args) + commands:
-                print(shlex.join(arguments(c, args.gpus)))
+                print(console.command_line(arguments(c, args.gpus)))
 
 
 # ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import shlex
 import subprocess
 import tempfile
 
-from console import BadInput, need, parser, run, say
+from console import BadInput, command_line, need, parser, run, say
 
 
 def read(path):
@@ -41,7 +41,7 @@ def traced(command, path, step, *tensor):
                     process.wait()
     lines = read(path).splitlines()
     if not any(line.startswith("step ") for line in lines):
-        raise BadInput(f"{shlex.join(command)}: trained no step:\n{read(path + '.log')[-1000:]}")
+        raise BadInput(f"{command_line(command)}: trained no step:\n{read(path + '.log')[-1000:]}")
     ended = [f"ended {process.returncode}"] * (step == 0)
     return [line.split(" ") for line in lines + ended]
 
@@ -91,7 +91,7 @@ def part(commands, directory):
     if step is None:
         for command, trace in zip(commands, traces):
             if trace[-1] != ["ended", "0"]:
-                raise BadInput(f"the same bits in {common} steps, but {shlex.join(command)} ended with exit code "
+                raise BadInput(f"the same bits in {common} steps, but {command_line(command)} ended with exit code "
                                f"{trace[-1][1]}")
         print(f"the same bits in {common} steps" + ("" if len(steps[0]) == len(steps[1]) else
                                                    f"; A trained {len(steps[0])} steps, B {len(steps[1])}"))
@@ -122,7 +122,11 @@ def main(argv):
     if not args.A or not args.B:
         raise BadInput("expected two commands, got an empty one")
     with tempfile.TemporaryDirectory(prefix="cable_part") as directory:
-        found = part([args.A, args.B], directory)
+        place = os.open(directory, os.O_RDONLY)
+        try:                                                # by a name without a colon, which CABLE_TRACE ends it with
+            found = part([args.A, args.B], f"/proc/{os.getpid()}/fd/{place}")
+        finally:
+            os.close(place)
     if found is not None:
         print("first difference: " + found)
     return 0 if found is None else 1

@@ -18,6 +18,7 @@ written. Exit code 2: bad input.
 import colorsys
 import glob
 import io
+import itertools
 import math
 import os
 import re
@@ -51,12 +52,23 @@ def literal(s):
     return " " + s if s.startswith("_") else s
 
 
-def runs_with(runs, kind):
-    """(run, its records of this kind) of each run that has any; a directory without any is skipped with a note"""
+def logs_with(runs, *kinds):
+    """{run: its records}; for a run without a record of these kinds, the logs below it that have some: an evaluation's
+    --out may be RUN/eval, and for paper.py and study.py it is RUN/eval/DATA"""
     found = {}
     for run in runs:
-        is_run = not os.path.isdir(run) or os.path.exists(os.path.join(run, "log.jsonl"))
-        found[run] = read_log(run, kind) if is_run else []
+        below = lambda *names: sorted(glob.glob(os.path.join(glob.escape(run), *names, "log.jsonl")))
+        own = {run: read_log(run) if not os.path.isdir(run) or below() else []}
+        deeper = ({os.path.dirname(path): read_log(path) for path in below(*["*"] * n)} for n in (1, 2))
+        having = ({at: log for at, log in logs.items() if any(r["kind"] in kinds for r in log)}
+                  for logs in itertools.chain([own], deeper))
+        found.update(next(filter(None, having), own))
+    return found
+
+
+def runs_with(runs, kind):
+    """(run, its records of this kind) of each run that has any; a directory without any is skipped with a note"""
+    found = {run: [r for r in log if r["kind"] == kind] for run, log in logs_with(runs, kind).items()}
     missing = [run for run, records in found.items() if not records]
     what = f"no records of kind \"{kind}\""
     if len(missing) == len(found):
@@ -254,7 +266,7 @@ def running_median(points, width):
 
 
 def plot_train(runs):
-    logs = [read_log(run) for run in runs]
+    runs, logs = zip(*logs_with(runs, "train", "val").items())
     dead = [[(step, 100 * share) for step, share in series(log, "val", "dead_heads")] for log in logs]
     none = not any(share for points in dead for _, share in points)
     heights = [3.4, 1] if none else [3.4, 1, 1]

@@ -504,9 +504,9 @@ Speed = collections.namedtuple("Speed", "model pos T train memory generate")    
 def speed_of(run, logs):
     """the Speed of a run, None if it has not generated"""
     try:
-        with open(os.path.join(run.path, "eval", "generate", "output.log"), errors="replace") as f:
-            generated = re.findall(r"tokens, (\d+\.?\d*) tokens/s", f.read())[-1]
-    except (OSError, IndexError):
+        said = console.read_bytes(os.path.join(run.path, "eval", "generate", "output.log")).decode(errors="replace")
+        generated = re.findall(r"tokens, (\d{1,15}(?:\.\d{1,15})?) tokens/s", said)[-1]
+    except (BadInput, IndexError):
         return None
     log = logs[0][1]
     rates = [v for _, v in plot.series(log, "train", "tok_per_s")]

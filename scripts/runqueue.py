@@ -335,8 +335,8 @@ class Progress:
         if self.verbose:
             show(text, end="")
             return
-        step = re.match(r"step +(\d+)/(\d+) \| loss +([\d.]+)", text)
-        windows = re.match(r"evaluating at T = (\d+): (\d+)%", text)
+        step = re.match(r"step +(\d{1,18})/([1-9]\d{0,17}) \| loss +([\d.]+)", text)
+        windows = re.match(r"evaluating at T = (\d{1,18}): (\d{1,3})%", text)
         if step:
             self.parts[label] = command.flops * int(step[1]) / int(step[2])
             self.say_part(label, f"step {step[1]} of {step[2]}, loss {step[3]}")
@@ -481,10 +481,11 @@ class Queue:
             begun = {**settings_of(command), "given": given}
             write_whole(settings_file(command), json.dumps(begun, sort_keys=True) + "\n")
         elif os.path.exists(os.path.join(command.out, "log.jsonl")):    # of other settings, or damaged
-            os.replace(os.path.join(command.out, "log.jsonl"), os.path.join(command.out, "log.jsonl.old"))
+            old = os.path.join(command.out, "log.jsonl")
+            os.rename(old, next(name for n in itertools.count(1) if not os.path.lexists(name := f"{old}.{n}")))
         tail, process = collections.deque(maxlen=8), None
         try:
-            with open(log, "a", encoding="utf-8") as f:
+            with os.fdopen(console.open_end(log), "a", encoding="utf-8") as f:
                 process = self.start(words, command, label, environment)
                 for text in process.stdout if process else ():
                     f.write(text)
@@ -521,7 +522,7 @@ class Queue:
             if self.stopping:
                 return None
             if self.progress.verbose:
-                show("$ " + shlex.join(words))
+                show("$ " + console.command_line(words))
             elif self.progress.due():
                 self.progress.say(f"{label}: {command.title}")
             try:

@@ -21,7 +21,6 @@ import collections
 import itertools
 import os
 import re
-import shlex
 import statistics
 import subprocess
 
@@ -91,7 +90,7 @@ def parse(argv):
         raise BadInput(f"--compare: expected at least {compare.LEAST_SEEDS} seeds, as fewer decide nothing, got "
                        f"{len(args.seeds)}: give --seeds {' '.join(map(str, seeds[:compare.LEAST_SEEDS]))}")
     args.trainer = runqueue.program(args.trainer)
-    args.command = shlex.join(["scripts/study.py", *argv])
+    args.command = console.command_line(["scripts/study.py", *argv])
     return args
 
 
@@ -313,14 +312,14 @@ def latex(lines, about):
     lines = [" & ".join(cells) + r" \\" for cells in rows]
     for letter, instead in (("_", r"\_"), ("%", r"\%"), ("±", r"$\pm$")):
         lines = [line.replace(letter, instead) for line in lines]
-    return "\n".join([f"% {about}", rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule", lines[0], r"\midrule",
-                      *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
+    return "\n".join([f"% {console.one_line(about)}", rf"\begin{{tabular}}{{{'l' * len(rows[0])}}}", r"\toprule",
+                      lines[0], r"\midrule", *lines[1:], r"\bottomrule", r"\end{tabular}", ""])
 
 
 def markdown(args, jobs, rows, commits):
     """(study.md, the cells of its first table)"""
     steps = f"{int(args.flags['steps']):,} steps" if "steps" in args.flags else "one pass over the data in steps"
-    data = os.path.basename(args.flags.get("val_files", "the validation data"))
+    data = console.one_line(os.path.basename(args.flags.get("val_files", "the validation data")))
     lines = [f"Perplexity on {data} at each length: mean ± standard deviation (number of seeds). Trained for "
              f"{steps} of {int(args.flags['total_batch']):,} tokens, size {', '.join(args.models)}.", "",
              f"Commit {commits}:", "", f"    {args.command}", ""]
@@ -407,7 +406,7 @@ def main(argv):
     jobs = jobs_of(args)
     if args.dry_run:
         for job in jobs.values():
-            print("\n".join(shlex.join(arguments(c)) for c in job.commands))
+            print("\n".join(console.command_line(arguments(c)) for c in job.commands))
         return 0
     if args.compare:
         console.need("scipy.stats")

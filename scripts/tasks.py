@@ -280,8 +280,8 @@ def parse(argv):
 def main(argv):
     args = parse(argv)
     order = console.encodings(runqueue.help_of(args.trainer))
-    args.settings = " ".join(["scripts/tasks.py", *(f"--{name} {getattr(args, name)}" for name in SETTINGS),
-                              f"({runqueue.build_of(args.trainer)})"])
+    words = (word for name in SETTINGS for word in (f"--{name}", str(getattr(args, name))))
+    args.settings = console.command_line(["scripts/tasks.py", *words]) + f" ({runqueue.build_of(args.trainer)})"
     names = chosen(args.tasks, generators.TASKS, "--tasks")
     pos = chosen(args.pos, order, "--pos", lambda name: runqueue.knows(args.trainer, name))      # fox is another's name
     chosen(args.compare, pos, "--compare")

@@ -7,6 +7,7 @@ import shutil
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from array import array
 
@@ -30,7 +31,7 @@ COSTS = ("256", "1024")             # shapes of costs()
 def make_data():
     """text for the byte model, random tokens for the rest: speed does not depend on what they are"""
     os.makedirs(OUT, exist_ok=True)
-    with open(f"{OUT}/text.txt", "wb") as f:
+    with console.replacing(f"{OUT}/text.txt") as f:
         for directory in ("llmc", "test", "scripts", "."):
             for name in sorted(os.listdir(directory)):
                 if name.endswith((".h", ".cuh", ".cu", ".py", ".md")):
@@ -42,13 +43,13 @@ def make_data():
 
 def run(command):
     """the output of a command, and what it used: memory, and CPU time, which other programs disturb little"""
-    with open(f"{OUT}/output.txt", "w+") as out:
+    with tempfile.TemporaryFile("w+", errors="replace") as out:
         process = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
         _, status, usage = os.wait4(process.pid, 0)
         out.seek(0)
         text = out.read()
     if status != 0:
-        sys.exit(f"{' '.join(command)}\n{text[-2000:]}\nended with status {status}")
+        sys.exit(f"{console.command_line(command)}\n{text[-2000:]}\nended with status {status}")
     return text, usage
 
 
@@ -122,7 +123,8 @@ def compare(shapes):
     machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, "
                f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
                f"load {os.getloadavg()[0]:.0f}")
-    command = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={FORMS} dev/bench/run.sh {' '.join(sys.argv[1:])}".strip()
+    words = [f"THREADS={THREADS}", f"ROUNDS={ROUNDS}", f"FORMS={FORMS}", "dev/bench/run.sh", *sys.argv[1:]]
+    command = console.command_line(words)
     print("\n".join(["", f"{machine}; commit {ledger.commit()}; {command}", "", *console.table(columns, rows)]))
     if os.environ.get("CSV"):
         more = {"machine": machine, "commit": ledger.commit(), "command": command}

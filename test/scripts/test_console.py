@@ -44,10 +44,13 @@ def ended(code):
 
 class TestConsole(Folder):
     def test_a_missing_module_is_installed_where_this_python_looks(self):
+        finds = self.shell("py thon", "exit 0")                         # which dev/install.sh asks first
         for python, how in (("/usr/bin/python3", "apt install python3-matplotlib"),
-                            ("/opt/conda/bin/python", "/opt/conda/bin/python -m pip install matplotlib")):
-            with mock.patch.dict(sys.modules, matplotlib=None), mock.patch.object(sys, "executable", python):
-                with self.assertRaisesRegex(console.BadInput, f"module matplotlib is missing: {how}$"):
+                            ("/opt/con da/python", "'/opt/con da/python' -m pip install matplotlib")):
+            with mock.patch.dict(sys.modules, matplotlib=None), mock.patch.object(sys, "executable", python), \
+                    mock.patch.dict(os.environ, PYTHON=finds):
+                with self.assertRaisesRegex(console.BadInput, f"^run this script with '{finds}', which has matplotlib; "
+                                            f"Python's module matplotlib is missing: {how}$"):
                     console.need("matplotlib")
 
     def test_safetensors(self):

@@ -123,12 +123,29 @@ class TestPlot(Folder):
     def test_curve(self):
         run = self.log("run", {"kind": "curve", "pos": "alibi", "T": 4, "loss": [4, 3, 2, None]},
                        {"kind": "curve", "pos": "cable", "T": 4, "loss": [4, 3, 2.5, 2]})
-        skipped = [self.log("trained", {"kind": "train", "step": 0, "loss": 3}), self.folder]
+        skipped = [self.log("trained", {"kind": "train", "step": 0, "loss": 3}), self.path("empty")]
+        os.mkdir(self.path("empty"))
         self.assertEqual(self.draw("curve", *skipped, run),
                          "".join(f'skipped {path}: no records of kind "curve"\n' for path in skipped))
         lines = plotted(plot.plot_curve([run]))
         self.assertEqual([y for _, y in lines["cable, T = 4"]], [4, 3, 2.5, 2])
         self.assertEqual([round(x, 9) for x, _ in lines["alibi, T = 4"]], [1, 2, 3])
+
+    def test_records_below_a_run(self):
+        """an evaluation's --out may be in the run's directory; a run's own records count first"""
+        curve = {"kind": "curve", "pos": "alibi", "T": 2, "loss": [4, 3]}
+        train = {"kind": "train", "step": 0, "loss": 3}
+        run = self.log("all/a [1]", train)
+        self.refused("curve", run, naming="no records of kind")
+        deep = [self.log(f"all/a [1]/eval/{name}", {**curve, "loss": [4, n]}) for n, name in enumerate("xy")]
+        self.assertEqual(plot.logs_with([run], "curve").keys(), {*deep})
+        self.assertEqual(plotted(plot.plot_curve([run])), {"alibi (x), T = 2": [(1, 4), (2, 0)],
+                                                           "alibi (y), T = 2": [(1, 4), (2, 1)]})
+        near = self.log("all/a [1]/eval", curve)
+        self.assertEqual(plot.logs_with([run + "/"], "curve").keys(), {near})
+        self.assertEqual(plot.logs_with([run], "train").keys(), {run})
+        self.assertEqual(plot.logs_with([self.path("all")], "train").keys(), {run})
+        self.draw("train", self.path("all"))
 
     def line(self, fig, label):
         return next(line for line in fig.axes[0].get_lines() if line.get_label() == label)
