@@ -44,6 +44,7 @@ MODEL, T, B, STEPS = "2,2,128", 150, 4, 20          # heads of 64, three tiles o
 DIFFERENCES = {("gpt2", "fp32"): (6.0e-8, 3.3e-7), ("gpt2", "bf16"): (3.4e-5, 3.6e-4),
                ("bert", "fp32"): (6.0e-8, 2.0e-7), ("bert", "bf16"): (5.8e-4, 1.2e-3),
                ("pairs", "fp32"): (1.4e-7, 1.5e-7), ("pairs", "bf16"): (6.7e-5, 1.3e-3)}
+COLUMNS = dict.fromkeys(("gpu", "commit", "what", "value", "unit"), console.TEXT)         # of --results
 path = functools.partial(os.path.join, WORK)
 say = functools.partial(print, flush=True)
 
@@ -79,14 +80,14 @@ class Visit:        # one run of this script: the GPU, the commit, the time left
 
     def put(self, what, found):
         shown = {unit: f"{x:.6g}" if isinstance(x, float) else str(x) for unit, x in found.items()}
-        rows = [r for r in ledger.read(self.results) if (r["gpu"], r["what"]) != (self.gpu, what)]
+        rows = [r for r in ledger.read(self.results, COLUMNS) if (r["gpu"], r["what"]) != (self.gpu, what)]
         ledger.write(self.results, rows + [{"gpu": self.gpu, "commit": self.commit, "what": what, "value": value,
                                             "unit": unit} for unit, value in shown.items()])
         say(f"  {what}: " + ", ".join(f"{value} {unit}".strip() for unit, value in shown.items()))
 
     def check(self, what, work, *arguments):
         """puts what work() returns, or that it failed; does nothing where this commit has it already"""
-        mine, rows = (self.gpu, self.commit, what), ledger.read(self.results)
+        mine, rows = (self.gpu, self.commit, what), ledger.read(self.results, COLUMNS)
         if "+" not in self.commit and any((r["gpu"], r["commit"], r["what"]) == mine and r["value"] != "failed"
                                           for r in rows):               # +: files differ from the commit
             return

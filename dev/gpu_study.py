@@ -12,6 +12,7 @@ that the time ends has a checkpoint. Each result is a row of dev/results/gpu.csv
 build/gpu_study/study has the tables and figures of scripts/study.py. Exit codes as in gpu_check.py."""
 import collections
 import glob
+import itertools
 import lzma
 import os
 import statistics
@@ -55,18 +56,6 @@ def pack(args):
         say(f"{path(name)}.xz: {len(content) // 2 - 512:,} tokens, {len(small) / 2 ** 20:.1f} MiB")
 
 
-def unpacked(name, f, most=1 << 33):
-    """the blocks of a file of tokens, which are no more than its header says"""
-    block = f.read(1024)
-    left = min(most, 2 * int.from_bytes(block[8:12], "little"))
-    while block:
-        yield block
-        block = f.read(1 << 20)
-        left -= len(block)
-        if left < 0:
-            raise console.BadInput(f"{name}: expected the tokens that its header counts, got more")
-
-
 def unpack(args):
     """writes the shards and the passages that are not there yet; the number of training tokens"""
     packed = sorted(glob.glob(path("*.bin.xz")))
@@ -75,8 +64,8 @@ def unpack(args):
     for name in packed:
         if not os.path.exists(name[:-3]):
             try:
-                with lzma.open(name) as f:
-                    console.write_whole(name[:-3], unpacked(name, f))
+                with lzma.open(name) as f:                              # at most 8 GiB
+                    console.write_whole(name[:-3], itertools.islice(iter(lambda: f.read(1 << 20), b""), 1 << 13))
             except (EOFError, lzma.LZMAError) as e:
                 raise console.BadInput(f"{name}: expected what --pack writes, whole ({e}); copy it again") from None
     if not os.path.exists(path("passages")):

@@ -26,6 +26,8 @@ from console import BadInput        # noqa: E402
 ARCHS = ("sm_80", "sm_90a")
 FIELDS = ("registers", "spill_stores", "spill_loads", "static_shared")
 UPDATE = "dev/ptxas_budget.py --update"
+object_of = console.object_of
+KERNELS = object_of("kernels", object_of("architectures", object_of("counts", console.COUNT)))
 
 
 def makefile(name):
@@ -48,12 +50,12 @@ def kernels_of(log):
     text = subprocess.run([demangler, "-p"], input=log, stdout=subprocess.PIPE, text=True, check=True).stdout
     kernels = {}
     for part in text.split("Compiling entry function ")[1:]:
-        name, arch = re.match(r"'(?:void )?(.+?)' for '([^']+)'", part).groups()
+        name, arch = re.match(r"(?:'(?:void )?(.+?)' for '([^']+)')?", part).groups()
         # later spills belong to functions that were not inlined
         spills = re.search(r"(\d+) bytes spill stores, (\d+) bytes spill loads", part)
         registers, shared = re.search(r"Used (\d+) registers", part), re.search(r"(\d+) bytes smem", part)
-        if not spills or not registers:
-            raise BadInput(f"{name}: its registers or spills are missing; was the log made by -Xptxas -v?")
+        if not (name and spills and registers):
+            raise BadInput(f"{name or part[:80]}: its registers or spills are missing; was the log made by -Xptxas -v?")
         values = (int(registers[1]), int(spills[1]), int(spills[2]), int(shared[1]) if shared else 0)
         before = kernels.setdefault(name.replace("> >", ">>"), {}).setdefault(arch, dict.fromkeys(FIELDS, 0))
         before.update((f, max(v, before[f])) for f, v in zip(FIELDS, values))
@@ -108,9 +110,9 @@ def write_budget(path, version, what, rows):
 def read_budget(path):
     """(version of nvcc, budget)"""
     try:
-        budget = console.read_object(path)
+        budget = console.fields(console.read_object(path), {"nvcc": console.TEXT, "kernels": KERNELS}, {}, path)
         return budget["nvcc"], budget["kernels"]
-    except (BadInput, KeyError) as e:
+    except BadInput as e:
         raise BadInput(f"{path}: no budget in it ({e}); `{UPDATE}` writes one") from None
 
 

@@ -120,7 +120,8 @@ def main(argv):
     if args.update:
         write_budget(BUDGET, version, "slots", rows)
         return 0
-    budget = console.read_object(BUDGET)
+    kinds = {"nvcc": console.TEXT, "slots": console.object_of("slots", console.list_of("counts", console.COUNT))}
+    budget = console.fields(console.read_object(BUDGET), kinds, {}, BUDGET)
     if version != budget["nvcc"]:
         print(f"nvcc {version}, but the budget is of nvcc {budget['nvcc']}: not compared")
         return 0

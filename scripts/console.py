@@ -10,6 +10,7 @@ write them as escapes, so that no script has to care.
 """
 import argparse
 import array
+import collections
 import contextlib
 import csv
 import errno
@@ -264,11 +265,8 @@ def whole(text):
 
 def once(pairs):
     """the object of these; with a key twice, two readers of one file could take it for two different things"""
-    found = {}
-    for key, value in pairs:
-        if key in found:
-            raise ValueError(f"the key {key[:80]!r} is there twice")
-        found[key] = value
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError(f"the key {collections.Counter(key for key, _ in pairs).most_common(1)[0][0][:80]!r} twice")
     return found
 
 
@@ -323,7 +321,7 @@ def read_object(path):
 
 
 # What a field may hold, in words, and whether a value is that. Null is a number that was NaN.
-is_number = lambda v: type(v) in (int, float)
+is_number = lambda v: type(v) in (int, float) and abs(v) < 1e300        # beyond it sums and axes overflow
 COUNT = "a whole number", lambda v: type(v) is int and 0 <= v < 1 << 64
 POSITIVE = "a positive whole number", lambda v: COUNT[1](v) and v > 0
 NUMBER = "a number", lambda v: v is None or is_number(v)
@@ -336,6 +334,7 @@ TIME = "a time in UTC, such as 2026-01-31T23:59:59.123Z", lambda v: isinstance(v
     r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{3})?Z", v)
 OBJECT = "an object", lambda v: isinstance(v, dict)
 list_of = lambda what, kind: (f"a list of {what}", lambda v: isinstance(v, list) and all(map(kind[1], v)))
+object_of = lambda what, kind: (f"an object of {what}", lambda v: OBJECT[1](v) and all(map(kind[1], v.values())))
 NUMBERS, LOSSES = list_of("numbers", NUMBER), list_of("numbers of at least 0", AMOUNT)
 SINKS = 'an object with the share of "4"', lambda v: OBJECT[1](v) and SHARE[1](v.get("4"))
 
@@ -507,10 +506,7 @@ def sha256_of(file):
 def weights_sha256(checkpoint):
     """SHA-256 of a checkpoint's weights: of model.safetensors after its header, in hexadecimal"""
     with open_regular(path := os.path.join(checkpoint, "model.safetensors")) as f:
-        data = 8 + int.from_bytes(f.read(8), "little")
-        if data > os.fstat(f.fileno()).st_size:
-            raise BadInput(f"{path}: expected a safetensors file, got something else, or it was cut short")
-        f.seek(data)
+        read_tensors(f, path)
         return sha256_of(f)
 
 
@@ -613,9 +609,9 @@ def write_whole(path, content):
         f.writelines([content] if isinstance(content, bytes) else content)
 
 
-def open_end(path, flags=os.O_RDWR | os.O_CREAT | os.O_APPEND):
+def open_end(path):
     """a descriptor whose writes go to the end of a file"""
-    return os.open(path, flags | (0 if is_stream(path) else os.O_NOFOLLOW), 0o666)
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | (0 if is_stream(path) else os.O_NOFOLLOW), 0o666)
 
 
 def append(path, text):

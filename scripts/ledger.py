@@ -50,7 +50,8 @@ def add(path, rows, key, about=""):
     """Adds the rows that a CSV lacks; key: the columns that tell rows apart; about: a new file's comment. A kill at any
     moment leaves the old file or the new one, also beside another process"""
     with console.locked(os.path.dirname(os.path.abspath(path)), wait=True):
-        old, identity = read(path), lambda row: tuple(str(row[name]) for name in key)
+        columns = dict.fromkeys(rows[0] if rows else key, console.TEXT)
+        old, identity = read(path, columns), lambda row: tuple(str(row[name]) for name in key)
         known = set(map(identity, old))
         if new := [row for row in rows if identity(row) not in known]:
             write(path, old + new, "" if os.path.exists(path) else about)
