@@ -270,16 +270,10 @@ def once(pairs):
     return found
 
 
-def depth(text):
-    """how deep the brackets of JSON nest"""
-    level = deepest = quoted = 0
-    for token in re.findall(r'\\.|["\[\]{}]', text, re.S):
-        if token == '"':
-            quoted = not quoted
-        elif not quoted:
-            level += (token in "[{") - (token in "]}")
-            deepest = max(deepest, level)
-    return deepest
+def depth(value):
+    if not isinstance(value, (dict, list)):
+        return 0
+    return 1 + max(map(depth, value.values() if isinstance(value, dict) else value), default=0)
 
 
 DECODER = json.JSONDecoder(parse_float=finite, parse_int=whole, parse_constant=finite, object_pairs_hook=once)
@@ -288,10 +282,15 @@ DECODER = json.JSONDecoder(parse_float=finite, parse_int=whole, parse_constant=f
 def parse_json(text):
     """A value of JSON, or a ValueError. Its brackets are bounded: what reads a value recurses, and a bracket takes 30
     times its memory. Half a character, as in "\\ud800", could not be written again."""
-    brackets = text.count("[") + text.count("{")
-    if brackets > MOST_BRACKETS or brackets > DEEPEST_JSON and depth(text) > DEEPEST_JSON:
-        raise ValueError(f"more than {MOST_BRACKETS:,} lists and objects, or nested deeper than {DEEPEST_JSON}")
-    found = DECODER.decode(text)
+    if (brackets := text.count("[") + text.count("{")) > MOST_BRACKETS:
+        raise ValueError(f"more than {MOST_BRACKETS:,} lists and objects")
+    try:
+        found = DECODER.decode(text)
+        deep = brackets > DEEPEST_JSON and depth(found) > DEEPEST_JSON
+    except RecursionError:
+        deep = True
+    if deep:
+        raise ValueError(f"nested deeper than {DEEPEST_JSON} levels")
     if re.search(r"\\u[dD][89a-fA-F]", text):
         json.dumps(found, ensure_ascii=False).encode()
     return found
@@ -583,9 +582,8 @@ def replacing(path):
     name = path if stream else own_name(path)
     try:
         with open(name, "wb" if stream else "xb") as f:
-            if os.path.isfile(path) and not stream:
-                with contextlib.suppress(OSError):
-                    os.fchmod(f.fileno(), os.stat(path).st_mode & 0o777)
+            with contextlib.suppress(OSError):
+                os.fchmod(f.fileno(), os.stat(path).st_mode & 0o777)
             yield f
             f.flush()
             if not stream:

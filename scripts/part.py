@@ -121,12 +121,9 @@ def main(argv):
     args = p.parse_args(argv)
     if not args.A or not args.B:
         raise BadInput("expected two commands, got an empty one")
-    with tempfile.TemporaryDirectory(prefix="cable_part") as directory:
-        place = os.open(directory, os.O_RDONLY)
-        try:                                                # by a name without a colon, which CABLE_TRACE ends it with
-            found = part([args.A, args.B], f"/proc/{os.getpid()}/fd/{place}")
-        finally:
-            os.close(place)
+    here = os.curdir if ":" in tempfile.gettempdir() else None          # with a colon CABLE_TRACE ends a path
+    with tempfile.TemporaryDirectory(prefix="cable_part", dir=here) as directory:
+        found = part([args.A, args.B], os.path.relpath(directory) if here else directory)
     if found is not None:
         print("first difference: " + found)
     return 0 if found is None else 1

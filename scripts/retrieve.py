@@ -26,11 +26,10 @@ MEASURES = {"ndcg@10": "ndcg_cut_10", "recall@10": "recall_10", "recall@100": "r
 
 
 def lines_of(path, encoding="utf-8"):
-    with console.open_regular(path) as f:
-        try:
-            text = f.read().decode(encoding)
-        except ValueError as e:
-            raise BadInput(f"{path}: expected UTF-8 ({e})") from None
+    try:
+        text = console.read_bytes(path).decode(encoding)
+    except ValueError as e:
+        raise BadInput(f"{path}: expected UTF-8 ({e})") from None
     return text.removesuffix("\n").split("\n") if text else []
 
 

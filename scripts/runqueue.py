@@ -224,9 +224,13 @@ def refuse_changes(jobs):
     found = {}                                              # {difference: the directories that have it}
     for command in (c for job in jobs for c in job.commands if settings_file(c)):
         path, log = settings_file(command), os.path.join(command.out, "log.jsonl")
-        if not os.path.exists(path) or not os.path.exists(log):     # it has no log if the trainer refused its flags
+        if not os.path.exists(path):
             continue
-        was, given = console.fields(console.read_object(path), {}, {"given": console.OBJECT}, path), given_to(command)
+        ours = "a text, as study.py writes it (move this file, or give another --out)", console.TEXT[1]
+        kinds = {"title": ours}, {"given": console.OBJECT}
+        was, given = console.fields(console.read_object(path), *kinds, path), given_to(command)
+        if not os.path.exists(log):                                 # the trainer refused its flags
+            continue
         now, before = {**settings_of(command), **given}, was.pop("given", {})
         was.update((k, before.get(k) or v) for k, v in given.items())       # unknown then: the same
         allowed = str(command.flags.get("allow_change", "")).split(",")

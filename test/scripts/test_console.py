@@ -80,6 +80,15 @@ class TestConsole(Folder):
         closed = program("console.run(lambda argv: print('a', file=sys.stderr) or print(sys.stdout.isatty()))")
         self.assertEqual(subprocess.run(["bash", "-c", '"$0" -c "$1" >&- 2>&-', sys.executable, closed]).returncode, 0)
 
+    def test_commands_to_paste(self):
+        """bash reads the words that were given, from one line of plain characters"""
+        words = ["printf", "%s\\0", "a b", "it's", "", "$HOME `x` \\n", "a\nb\t\x1b[2J\x85\u2028'", "ü", "\udcff\n"]
+        line = console.command_line(words)
+        self.assertEqual(console.one_line(line), line)
+        said = subprocess.run(["bash", "-c", line], stdout=subprocess.PIPE).stdout
+        self.assertEqual(said.split(b"\0")[:-1], [os.fsencode(word) for word in words[2:]])
+        self.assertEqual(console.table(["a"], [["x|y\nz"]]), ["| a |", "|---|", r"| x\|y\nz |"])
+
     def test_exit_codes(self):
         for raised, code, text in (
                 ("console.BadInput('a\\x1b')", 2, "<string>: a\\x1b\n"),

@@ -70,6 +70,10 @@ class TestRetrieve(Folder):
         for key, value in golden.items():
             self.assertTrue(record[key] == value or abs(record[key] - value) < 1e-12, (key, record[key]))
         self.assertEqual(os.listdir(self.path("o")), ["log.jsonl"])
+        for line, wanted in (('{"kind":"train","step":0,"loss":1}\n', 0), ('{"kind":"tr', 2)):         # the latter torn
+            code = self.go(queries, corpus, qrels, "--out", os.path.dirname(self.write("o/log.jsonl", line)))[0]
+            self.assertEqual(code, wanted)
+            self.assertEqual(self.read("o/log.jsonl").startswith(line + '{"kind": "retrieval"'), code == 0)
         (asked, rows, *_), (names, documents, *_) = map(retrieve.read_embeddings, (queries, corpus))
         for at_once in 1 << 23, 20 * 17, 1:                     # blocks of documents
             _, found = retrieve.search(retrieve.unit_rows(rows, asked), names, documents, 100, at_once)

@@ -10,6 +10,7 @@ import math
 import os
 import re
 import shlex
+import shutil
 import signal
 import statistics
 import subprocess
@@ -22,11 +23,15 @@ from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, ca
 import compare
 import console
 import ledger
+import longppl
 import paper
 import plot
 import report
 import runqueue
 import study
+
+sys.path.append(os.path.join(ROOT, "dev"))
+import ptxas_budget         # noqa: E402
 
 PATIENCE = 120
 
@@ -149,6 +154,83 @@ class Fake(Folder):
             return []
         return [c for c in lines(self.read("calls.jsonl"))
                 if c["what"] == what and ("eval_lengths" in c["flags"]) == (of == "evaluate")]
+
+
+class TestForeignFiles(Fake):
+    """what a script finds at the names of its outputs, and at names beside them that a temporary file could have"""
+    def setUp(self):
+        super().setUp()
+        self.start(mock.patch.dict(sys.modules, matplotlib=None))       # plot.save() is tried by itself
+        self.write("run/log.jsonl", '{"kind":"extrapolation","pos":"cable","T":8,"stride":8,"ppl":2}\n')
+        self.write("run/step_00000002/state.json", json.dumps({"step": 2, "options": {
+            "steps": 2, "total_batch": 8, "seed": 1, "pos": "cable", "train_files": "a.bin", "val_files": "b.bin"}}))
+        self.write("run/step_00000002/config.json", '{"n_layer":1,"n_head":1,"n_embd":8,"n_positions":8}')
+        self.write("b.txt", "text")
+        self.write("ptxas.txt", "Compiling entry function 'a' for 'sm_80'\n0 bytes spill stores, 0 bytes spill loads\n"
+                   "Used 9 registers")
+        drawn = mock.Mock(savefig=lambda image, **_: image.write(b"png"))
+        study_of = [*self.command("--encodings", "one", "--val_files", self.path("b.txt"), seeds="1")[2:], "--out"]
+        keys = ("--val_files", self.path("b.txt"), "--long", "64", "--short", "32", "--stride", "32")
+        model = self.path("out", "2x4x64", "one-T64", "seed_1")
+        self.scripts = (
+            [study.main, *study_of, self.path("out")],
+            (longppl.main, "keys", model, *keys, "--trainer", self.fake, "-o", self.path("out", "keys.json")),
+            (longppl.main, "score", self.path("out", "keys.json"), model, "--trainer", self.fake, "--out",
+             self.path("out", "longppl")),
+            (report.main, self.path("run"), "-o", self.path("out", "report")),
+            (lambda argv: plot.save(drawn, *argv), self.path("out", "figure.png")),
+            (ptxas_budget.main, self.path("ptxas.txt"), "--update", "--budget", self.path("out", "ptxas.json")),
+            (lambda argv: console.append(*argv), self.path("out", "events"), "line\n"),
+            (lambda argv: ledger.add(*argv, [{"a": 1}], "a"), self.path("out", "rows.csv")))
+
+    def outputs(self):
+        """the names of what the scripts write themselves; the rest is the trainer's"""
+        found = glob.glob(self.path("out", "**"), recursive=True)
+        return sorted(p for p in found if os.path.isfile(p) and not re.search(r"/(log.jsonl|lr|steps|token_.*)$", p))
+
+    def run_all(self):
+        """[(exit code, what is said)] of the scripts; none ends with a traceback"""
+        return [(code, out + err) for main, *args in self.scripts for code, out, err in [called(main, *args)]]
+
+    def test_survive(self):
+        self.assertEqual([code for code, _ in self.run_all()], [0] * len(self.scripts))
+        names = self.outputs()
+        self.assertGreater(len(names), 14)
+        self.write("foreign", "a user's")
+        for name in names:
+            for beside in (name + ".tmp", f"{os.path.dirname(name)}/.tmp-{os.path.basename(name)}"):
+                os.symlink(self.path("foreign"), beside)
+        for n, name in enumerate(names):
+            shutil.copytree(self.path("out"), self.path("kept"), symlinks=True)
+            os.remove(name)
+            os.symlink(target := self.path(("foreign", "nowhere")[n % 2]), name)
+            for marker in glob.glob(self.path("out", "**", "*.done"), recursive=True):
+                if not os.path.islink(marker):
+                    os.remove(marker)                                   # so that all runs again
+            codes, said = zip(*self.run_all())
+            self.assertRegex("".join(said), f"{re.escape(name)}: .*expected .*, got|{re.escape(name)}: expected a ")
+            self.assertTrue({*codes} & {1, 2}, name)
+            self.assertEqual((self.read("foreign"), os.readlink(name)), ("a user's", target))
+            self.assertFalse(os.path.lexists(self.path("nowhere")))
+            shutil.rmtree(self.path("out"))
+            os.rename(self.path("kept"), self.path("out"))
+        self.assertEqual([code for code, _ in self.run_all()], [0] * len(self.scripts))
+        self.assertEqual({os.readlink(p) for p in glob.glob(self.path("out", "**", "*.tmp"), recursive=True)},
+                         {self.path("foreign")})
+        strange = f"{self.path('b')}\n\\input{{x}}\x85\u2028.txt"
+        os.rename(self.path("b.txt"), strange)
+        self.assertEqual(called(*(strange if word == self.path("b.txt") else word for word in self.scripts[0]))[0], 0)
+        comment = rf"b\x0a\\input{{x}}\xc2\x85\xe2\x80\xa8.txt' --out {self.path('out')}"
+        for name, comments, begin in (("study.tex", "%", "\\begin"), ("study.csv", "#", "model,"),
+                                      ("study.md", "", "")):
+            first, second = self.read("out", name).splitlines()[:2] if comments else ["", ""]
+            self.assertEqual((first[:1], second[:len(begin)]), (comments, begin), name)
+            self.assertIn(comment, self.read("out", name))
+        own = self.write("out/2x4x64/two-T64/seed_1/settings.json", '{"editor.tabSize": 4}\n')
+        self.scripts[0][self.scripts[0].index("one")] = "two"
+        code, _, said = called(*self.scripts[0])
+        self.assertEqual((code, said.count("\n"), read(own)), (2, 1, '{"editor.tabSize": 4}\n'))
+        self.assertIn(f"study.py: {own}: title: expected a text, as study.py writes it (move this file, or ", said)
 
 
 class TestTable(Fake):
