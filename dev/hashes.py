@@ -112,10 +112,9 @@ def read_table():
 
 
 def write_table(found):
-    with open(os.path.join(ROOT, TABLE), "w") as f:
-        f.write("# SHA-256 of the weights after a short training; written by dev/hashes.py --update\n")
-        for key in sorted(found):
-            f.write("\t".join((*key, found[key])) + "\n")
+    about = "# SHA-256 of the weights after a short training; written by dev/hashes.py --update\n"
+    rows = ("\t".join((*key, found[key])) + "\n" for key in sorted(found))
+    console.write_whole(os.path.join(ROOT, TABLE), about + "".join(rows))
 
 
 def main(argv):
@@ -135,8 +134,8 @@ def main(argv):
     few = set(positions) <= {"none", "cable"}
     shutil.rmtree(os.path.join(ROOT, OUT), ignore_errors=True)
     os.makedirs(os.path.join(ROOT, OUT, "runs"))
-    with open(os.path.join(ROOT, OUT, "commit.cpp"), "w") as f:
-        f.write('extern const char build_commit[];\nconst char build_commit[] = "hashes";\n')
+    console.write_whole(os.path.join(ROOT, OUT, "commit.cpp"),
+                        'extern const char build_commit[];\nconst char build_commit[] = "hashes";\n')
     absent = lambda kind, pos: kind == "bf16" and pos not in args.pos + ["none", "cable"]       # from the table
     table = read_table()
     if args.update:             # the first build that has run fills what is taken out here

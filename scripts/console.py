@@ -154,6 +154,7 @@ def run(main):
     def stop(*_):
         raise KeyboardInterrupt
     signal.signal(signal.SIGTERM, stop)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)       # where the caller ignores it, all programs seem to end with 0
     clean_streams()
     sys.exit(code_of(main, sys.argv[1:]))
 

@@ -101,6 +101,9 @@ class TestConsole(Folder):
             self.assertIn(text, r.stderr)
             self.assertEqual(r.stderr.count("\n"), int(code != 0), r.stderr)
         self.assertEqual([ended(f"console.run(lambda argv: {n})").returncode for n in (None, 0, 3)], [0, 0, 3])
+        fails = program("import subprocess\nconsole.run(lambda argv: subprocess.call('false'))")
+        ignored = ["bash", "-c", "trap '' CHLD; exec \"$0\" -c \"$1\"", sys.executable, fails]
+        self.assertEqual(subprocess.run(ignored).returncode, 1)
         for says in "print('line\\n' * 100000)", "any(print('line', flush=True) for _ in range(100000))":
             piped = program(f"import os\nopen_files = lambda: len(os.listdir('/proc/self/fd'))\nbefore = open_files()\n"
                             f"console.run(lambda argv: {says} or 3 + open_files() - before)")
