@@ -560,9 +560,9 @@ def locked(directory, wait=False):
 
 
 def is_stream(path):
-    """whether path is written into: a device, a pipe, or a name of an open file such as /dev/stdout. Any other link is
-    refused: to follow it would replace a file that nobody has named, and to replace it would lose the link"""
-    if os.path.exists(path) and not os.path.isfile(path) or os.path.dirname(path) in ("/dev", "/dev/fd"):
+    """whether path is written into: a device or a pipe. A link to a file or to nothing is refused: to follow it would
+    replace a file that nobody has named, and to replace it would lose the link"""
+    if os.path.exists(path) and not os.path.isfile(path):
         return True
     if os.path.islink(path):
         raise BadInput(f"{path}: expected a file to write, got a symbolic link to {os.readlink(path)}; give that name "
@@ -579,6 +579,8 @@ def own_name(path):
 def replacing(path):
     """A file to write, which gets its name and the mode of the file it replaces at the end. A kill or a power failure
     at any moment leaves the old file or the new one, an error the old one. A device or a pipe is written into."""
+    if os.path.dirname(path) in ("/dev", "/dev/fd") and os.path.isfile(path):           # stdout, sent to a file
+        path = os.path.realpath(path)
     stream, f = is_stream(path), None
     name = path if stream else own_name(path)
     try:

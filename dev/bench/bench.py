@@ -3,6 +3,7 @@ import os
 import platform
 import random
 import re
+import shlex
 import shutil
 import statistics
 import subprocess
@@ -123,8 +124,8 @@ def compare(shapes):
     machine = (f"{processor()}, {os.cpu_count()} cores, {THREADS} threads, PyTorch {version}, "
                f"{'CPU time' if CPU_TIME else 'wall-clock time'}, medians of {ROUNDS} rounds, "
                f"load {os.getloadavg()[0]:.0f}")
-    words = [f"THREADS={THREADS}", f"ROUNDS={ROUNDS}", f"FORMS={FORMS}", "dev/bench/run.sh", *sys.argv[1:]]
-    command = console.command_line(words)
+    given = f"THREADS={THREADS} ROUNDS={ROUNDS} FORMS={shlex.quote(FORMS)}"
+    command = f"{given} {console.command_line(['dev/bench/run.sh', *sys.argv[1:]])}"
     print("\n".join(["", f"{machine}; commit {ledger.commit()}; {command}", "", *console.table(columns, rows)]))
     if os.environ.get("CSV"):
         more = {"machine": machine, "commit": ledger.commit(), "command": command}

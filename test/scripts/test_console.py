@@ -186,6 +186,10 @@ class TestConsole(Folder):
             with self.assertRaises(OSError) as caught:
                 console.write_whole(self.path(name), "x")
             self.assertRegex(console.reason(caught.exception), rf"\A{self.path(name)}: {says}")
+        into = program("console.write_whole('/dev/stdout', 'a file')")
+        with open(self.path("there", "a"), "w") as f:
+            subprocess.run([sys.executable, "-c", into], stdout=f, check=True)
+        self.assertEqual(self.read("there", "a"), "a file")
         os.mkfifo(self.path("pipe"))
         reader = subprocess.Popen(["cat", self.path("pipe")], stdout=subprocess.PIPE, text=True)
         console.write_whole(self.path("pipe"), "through")
