@@ -570,9 +570,22 @@ def is_stream(path):
     return False
 
 
-def own_name(path):
-    """of a temporary file beside path; open(own_name(path), "xb") meets no file or link of somebody else's"""
-    return os.path.join(os.path.dirname(path), f".tmp-{secrets.token_hex(8)}")
+def new_file(path):
+    """an open file beside path, of a name that nobody has; it is locked, and those that no process locks any more go"""
+    directory = os.path.dirname(path)
+    with contextlib.suppress(OSError):
+        for name in filter(re.compile(r"\.tmp-[0-9a-f]{16}").fullmatch, os.listdir(directory or ".")):
+            left = os.path.join(directory, name)
+            with contextlib.suppress(OSError), os.fdopen(os.open(left, os.O_NOFOLLOW | os.O_NONBLOCK)) as f:
+                fcntl.flock(f, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                os.remove(left)
+    f = open(os.path.join(directory, f".tmp-{secrets.token_hex(8)}"), "xb")            # x: through no link
+    with contextlib.suppress(OSError):
+        fcntl.flock(f, fcntl.LOCK_EX)
+    if os.path.exists(f.name):
+        return f
+    f.close()                                   # another process took it for left over before it was locked
+    return new_file(path)
 
 
 @contextlib.contextmanager
@@ -582,24 +595,23 @@ def replacing(path):
     if os.path.dirname(path) in ("/dev", "/dev/fd") and os.path.isfile(path):           # stdout, sent to a file
         path = os.path.realpath(path)
     stream, f = is_stream(path), None
-    name = path if stream else own_name(path)
     try:
-        with open(name, "wb" if stream else "xb") as f:
+        with (open(path, "wb") if stream else new_file(path)) as f:
             with contextlib.suppress(OSError):
                 os.fchmod(f.fileno(), os.stat(path).st_mode & 0o777)
             yield f
             f.flush()
             if not stream:
                 os.fsync(f.fileno())
-        if not stream:
-            os.replace(name, path)
-            sync_directory(os.path.dirname(path) or ".")
+                os.replace(f.name, path)
+                sync_directory(os.path.dirname(path) or ".")
     except BaseException as e:
         if f and not stream:
             with contextlib.suppress(OSError):
-                os.remove(name)
+                os.remove(f.name)
         if isinstance(e, OSError):
-            raise OSError(e.errno, e.strerror, path if e.filename in (None, name) else e.filename) from None
+            elsewhere = f and e.filename not in (None, f.name)
+            raise OSError(e.errno, e.strerror, e.filename if elsewhere else path) from None
         raise
 
 

@@ -180,6 +180,13 @@ class TestConsole(Folder):
         self.assertEqual((self.read("there", "a"), len(os.listdir(self.path("there")))), ("second", 3))
         console.write_whole(self.path("there", "a"), "fourth")
         self.assertEqual(stat.S_IMODE(os.stat(self.path("there", "a")).st_mode), 0o604)
+        killed = program("import os\nos.replace = lambda *_: os.kill(os.getpid(), 9)\nconsole.write_whole('a', 'x')")
+        subprocess.run([sys.executable, "-c", killed], cwd=self.path("there"))
+        self.assertEqual(len(os.listdir(self.path("there"))), 4)        # and what it left is not left again
+        with console.replacing(self.path("there", "a")), console.replacing(self.path("there", "a")) as f:
+            self.assertEqual(len(os.listdir(self.path("there"))), 5)
+            f.write(b"fourth")
+        self.assertEqual((self.read("there", "a"), len(os.listdir(self.path("there")))), ("", 3))
         self.device("full", 7)
         console.write_whole(self.device("null", 3), "x")
         for name, says in (("full", "No space left"), ("there", "Is a directory"), ("no/where", "No such file")):
