@@ -100,8 +100,8 @@ class Attention(EncodedAttention):
         super().__init__(config, layer)
         C = config.n_embd
         self.whole = config
-        self.c_attn = Conv1D(C, 3 * C)
-        self.c_proj = Conv1D(C, C, 0.02 / math.sqrt(2 * config.n_layer))
+        self.c_attn, self.c_proj = Conv1D(3 * C, C), Conv1D(C, C)
+        self.c_proj.weight.data /= math.sqrt(2 * config.n_layer)
         # in a list: the table is the model's, not a layer's submodule
         self.table = [self.t5 if hasattr(self, "t5") else t5]
 
@@ -123,7 +123,7 @@ class Attention(EncodedAttention):
         """q, k (B,NH,T,HS) of x (B,T,C) as rope or carope makes them, where the layer has it"""
         if self.rope.position["name"] == "none":
             return q, k
-        t = torch.arange(q.shape[2], device=q.device)[None] if self.clock is None else self.clock(x)
+        t = torch.arange(q.shape[2], device=q.device)[None] if self.clock is None else self.clock_sums(x)
         angle, factor = self.angles(t, q.shape[2], self.rope.stretch(rope_scaling))
         return rotate(q, angle) * factor, rotate(k, angle)
 

@@ -35,6 +35,8 @@ os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "m
 has_torch = importlib.util.find_spec("torch") is not None
 has_transformers = has_torch and all(importlib.util.find_spec(m) for m in ("transformers", "safetensors"))
 has_mteb = importlib.util.find_spec("mteb") is not None
+has_peft = has_transformers and importlib.util.find_spec("peft") is not None
+has_bitsandbytes = has_transformers and all(importlib.util.find_spec(m) for m in ("bitsandbytes", "accelerate"))
 has_lm_eval = has_transformers and importlib.util.find_spec("lm_eval") is not None
 if has_torch:
     import torch
@@ -55,6 +57,7 @@ NO_TORCH = "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 t
 NO_TRANSFORMERS = ("SKIPPED: transformers and safetensors are not installed; set PYTORCH_PYTHON to a python3 that has "
                    "them")
 NO_LM_EVAL = "SKIPPED: lm_eval is not installed; make exports installs it"
+NO_PEFT = "SKIPPED: peft is not installed; make exports installs it"
 NO_DATA = "SKIPPED: set CABLE_DATA to a directory with hellaswag_val_500.bin and tiny_shakespeare_train.bin"
 HAS_DATA = all(os.path.exists(os.path.join(DATA, f)) for f in ("hellaswag_val_500.bin", "tiny_shakespeare_train.bin"))
 
@@ -907,17 +910,18 @@ class Transformers(Case):
         model, refused = self.load(out), ValueError
         embedded = torch.zeros(1, T, 16)
         for part in (model, model.transformer):
-            for name, value in (("output_attentions", True), ("inputs_embeds", embedded), ("head_mask", torch.ones(1)),
-                                ("token_type_ids", torch.ones_like(ids)), ("encoder_hidden_states", embedded),
+            for name, value in (("output_attentions", True), ("head_mask", torch.ones(1)), ("token_type_ids", torch.ones_like(ids)), ("encoder_hidden_states", embedded),
                                 ("encoder_attention_mask", torch.ones(1, T)), ("attention_mask", ids[None, None]),
                                 ("past_key_values", ((embedded, embedded),))):
                 named = "past_key_values|cache" if name == "past_key_values" else name
                 with self.subTest(name=name), self.assertRaisesRegex(refused, named):
                     part(ids, **{name: value})
-            with self.assertRaisesRegex(refused, "inputs_embeds"):
-                part(inputs_embeds=embedded)
-            with self.assertRaisesRegex(refused, "input_ids"):
+            with self.assertRaisesRegex(refused, "input_ids or inputs_embeds, got both"):
+                part(ids, inputs_embeds=embedded)
+            with self.assertRaisesRegex(refused, "input_ids or inputs_embeds, got none"):
                 part()
+            found, want = part(inputs_embeds=model.get_input_embeddings()(ids)), part(ids)
+            self.assertTrue(torch.equal(found[0], want[0]))
             self.assertIsInstance(part(ids, return_dict=False, output_attentions=False, inputs_embeds=None), tuple)
         with self.assertRaisesRegex(refused, "output_attentions"):
             self.load(out, output_attentions=True)(ids)
@@ -953,10 +957,13 @@ class Transformers(Case):
             with self.subTest(**same, **more):
                 want = text(prompt, use_cache=False, **same)
                 self.assertEqual(text(prompt, **same, **more).tolist(), want.tolist())
+        if not OLD_CACHES:
+            embedded = {"inputs_embeds": model.get_input_embeddings()(ids)}
+            self.assertEqual(text(None, **embedded).tolist(), text(ids)[:, 9:].tolist())
         whole = {"return_dict_in_generate": True}
         self.assertEqual(len(text(ids, output_hidden_states=True, **whole).hidden_states), 12)
         for name, value in (("output_attentions", True), ("token_type_ids", ids), ("head_mask", ids),
-                            ("inputs_embeds", torch.zeros(2, 9, 32)), ("encoder_hidden_states", torch.zeros(2, 3, 32)),
+                            ("encoder_hidden_states", torch.zeros(2, 3, 32)),
                             ("penalty_alpha", 0.6)):
             more = {"top_k": 4} if name == "penalty_alpha" else whole
             with self.subTest(name=name), self.assertRaisesRegex(ValueError, f"{name}|Contrastive"):
@@ -1008,6 +1015,113 @@ class Transformers(Case):
         model.set_output_embeddings(head)
         self.assertIs(model.transformer.wte, embedding)
         self.assertEqual(model(ids).logits.shape, (1, T, 270))
+
+    def test_stop_strings(self):
+        """generate() stops each text of a batch after a string, as GPT2LMHeadModel does"""
+        for pos in ("cable", "learned"):
+            step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
+            model, tokenizer = self.load(step), transformers.AutoTokenizer.from_pretrained(step)
+            rows = tokenizer(["Permission is", "The above copy"], padding=True, return_tensors="pt")
+            whole = model.generate(**rows, max_new_tokens=12, do_sample=False)
+            start, stop = rows["input_ids"].shape[1], tokenizer.decode(whole[0, -9:-6])
+            found = model.generate(**rows, max_new_tokens=12, do_sample=False, stop_strings=[stop], tokenizer=tokenizer)
+            for row, want in zip(found[:, start:], whole[:, start:]):
+                last = next((n for n in range(1, 13) if stop in tokenizer.decode(want[:n])), 12)
+                self.assertEqual(row[:last].tolist(), want[:last].tolist(), pos)
+                self.assertTrue((row[last:] == tokenizer.pad_token_id).all(), (pos, row, want))
+
+    def tuned(self, pos, config, gpt2=False):
+        """a random model with an adapter, and the names of what it adapts in the first layer"""
+        import peft
+        torch.manual_seed(5)
+        name, _, clock = pos.partition(":clock=")
+        shape = dict(n_layer=2, n_head=2, n_embd=32, vocab_size=256, n_positions=64)
+        position = {"name": name, **({"clock": clock} if clock else {})}
+        model = (transformers.GPT2LMHeadModel(transformers.GPT2Config(**shape)) if gpt2 else
+                 export.cable_hf().CableForCausalLM(export.cable_hf().CableConfig(**shape, position=position)))
+        found = peft.get_peft_model(model.eval(), config).eval()
+        first = "base_model.model.transformer.h.0."
+        return found, {name[len(first):].rpartition(".lora_A")[0] for name, _ in found.named_modules()
+                       if name.startswith(first) and name.endswith(".lora_A")}
+
+    @unittest.skipUnless(has_peft, NO_PEFT)
+    def test_lora(self):
+        """it adapts GPT-2's layers and the encoding's, in every encoding as its merged weights say; saved and loaded"""
+        import peft
+        ids = torch.tensor([list(TEXT[:T])])
+        whole = lambda: peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+        theirs = self.tuned("learned", whole(), gpt2=True)[1]
+        self.assertEqual(len(theirs), 4)
+        self.assertEqual(self.tuned("cable", peft.LoraConfig(r=4, target_modules=["c_attn"]))[1], {"attn.c_attn"})
+        gates = {"cable": {"cable.c", "cable.s"}, "rope:clock=cable": {"clock"}, "carope": {"clock"},
+                 "grape_qk": {"grape.q", "grape.k"}, "fire": {"fire.mlp.0", "fire.mlp.2"}, "alibi": set()}
+        for pos, own in gates.items():
+            model, found = self.tuned(pos, whole())
+            self.assertEqual(found, theirs | {"attn." + name for name in own}, pos)
+            model.save_pretrained(self.path("adapter"))
+            with torch.no_grad():
+                want, exact = model(ids).logits, doubled(model)(ids).logits
+                plain = self.tuned(pos, whole())[0].unload()
+                self.assertGreater(greatest(want - plain(ids).logits), 10 * greatest(want - exact))
+                again = peft.PeftModel.from_pretrained(plain, self.path("adapter")).eval()
+                bound = FACTOR * max(greatest(want - exact), steps_of(greatest(exact)))
+                self.assertTrue(torch.equal(again(ids).logits, want), pos)
+                self.assertLess(greatest(model.merge_and_unload()(ids).logits - exact), bound, pos)
+
+    @unittest.skipUnless(has_peft, NO_PEFT)
+    def test_other_adapters(self):
+        """what PEFT makes of a GPT-2 works, or is refused by its name"""
+        import peft
+        ids, more = torch.tensor([list(TEXT[:T])]), dict(task_type="CAUSAL_LM")
+        virtual = dict(num_virtual_tokens=3, **more)
+        for config in (peft.IA3Config(target_modules=["c_attn", "c_proj"], feedforward_modules=["c_proj"], **more),
+                       peft.LoraConfig(target_modules="all-linear", use_dora=True, **more),
+                       peft.LoraConfig(target_modules=["c_attn"], modules_to_save=["wte"], **more),
+                       peft.PromptTuningConfig(**virtual), peft.PromptEncoderConfig(encoder_hidden_size=16, **virtual)):
+            model, _ = self.tuned("cable", config)
+            model.train()
+            optimizer, losses = torch.optim.AdamW([p for p in model.parameters() if p.requires_grad], lr=0.3), []
+            for _ in range(10):
+                losses.append(model(ids, labels=ids).loss)
+                losses[-1].backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            self.assertLess(losses[-1].item(), losses[0].item(), type(config))
+            model.eval()
+            mask = {"attention_mask": torch.ones_like(ids)}
+            text = model.generate(input_ids=ids, **mask, max_new_tokens=4, do_sample=False, pad_token_id=0)
+            with torch.no_grad():
+                want = model(text[:, :-1]).logits[:, -4:].argmax(-1)
+            self.assertEqual(text[:, -4:].tolist(), want.tolist(), type(config))
+        prefix = peft.PrefixTuningConfig(**virtual)
+        for pos in ("cable", "grape_k"):
+            with self.assertRaisesRegex(ValueError, "prefix tuning|DynamicCache"):
+                self.tuned(pos, prefix)[0](ids)
+        if not OLD_CACHES:                              # an encoding without sums
+            self.tuned("alibi", prefix)[0](ids, labels=ids).loss.backward()
+
+    @unittest.skipUnless(has_bitsandbytes, "SKIPPED: bitsandbytes is not installed; make exports installs it")
+    def test_quantized(self):
+        """bitsandbytes takes what it takes of a GPT-2, and leaves the columns that make S as they are"""
+        import bitsandbytes
+        warnings.simplefilter("ignore")
+        logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+        for pos in ("cable", "carope", "grape_qk"):
+            torch.manual_seed(6)
+            model = CableGPT2(CableConfig(n_layer=2, n_head=2, n_embd=64, vocab_size=256, n_positions=64,
+                                          position={"name": pos}))
+            save_checkpoint(model, self.path("random_" + pos))
+            export.export(self.path("random_" + pos), self.path(pos))
+            ids = torch.tensor([list(TEXT[:T])])
+            for bits, kind in ((8, bitsandbytes.nn.Linear8bitLt), (4, bitsandbytes.nn.Linear4bit)):
+                quantized = self.load(self.path(pos), device_map="cpu", quantization_config=transformers.
+                                      BitsAndBytesConfig(load_in_8bit=bits == 8, load_in_4bit=bits == 4))
+                found = [name for name, m in quantized.transformer.h[0].named_modules() if isinstance(m, kind)]
+                self.assertEqual(found, ["attn.c_attn", "attn.c_proj", "mlp.c_fc", "mlp.c_proj"])
+                with torch.no_grad():
+                    want, logits = model(ids)[0], quantized(ids).logits
+                self.assertLess(greatest(logits - want), greatest(want) * (0.05 if bits == 8 else 0.5))
+                self.assertEqual(quantized.generate(ids, max_new_tokens=4, pad_token_id=0).shape, (1, T + 4))
 
     @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
     def test_lm_eval_of_bytes(self):
@@ -1115,9 +1229,11 @@ class BertForMaskedLM(Case):
             with self.subTest(name=name):
                 model = transformers.AutoModelForMaskedLM.from_pretrained(step, trust_remote_code=True)
                 self.compare(step, model.eval())
+        ids = torch.zeros(1, 4, dtype=torch.long)
         for name, value in (("output_attentions", True), ("inputs_embeds", torch.zeros(1, 4, 48))):
             with self.assertRaisesRegex(ValueError, name):
-                model(torch.zeros(1, 4, dtype=torch.long), **{name: value})
+                model(ids, **{name: value})
+        self.assertTrue(torch.equal(model(inputs_embeds=model.get_input_embeddings()(ids)).logits, model(ids).logits))
         model.float().resize_token_embeddings(270)
         predictions, ids = model.cls["predictions"], torch.tensor([[1, 269]])
         self.assertIs(predictions.bias, model.get_output_embeddings().bias)

@@ -47,7 +47,8 @@ def check_position(position, rope_scaling, known=POSITIONS):
         check_position({"name": "none"}, rope_scaling)
         return {"name": name, "layers": turns}
     if name not in known:
-        raise ValueError(f"config.json: position {name!r}: expected one of {', '.join(known)}")
+        raise ValueError(f"config.json: position {name!r}: expected one of {', '.join(known)}; \"In PyTorch\" in cable.c's "
+                         "docs/new_encoding.md teaches cable_hf.py an encoding of your own")
     for key, value in position.items():
         has_key = key == "name" or key in known[name]
         if not has_key or isinstance(value, str) and key != "name" and value not in WORDS.get(key, ()):
@@ -170,6 +171,7 @@ class Cable(nn.Module):
 
     def forward(self, x, is_token):
         """b (B,NH,T), 0 where a row is padding, and g (B,NH,T) or None"""
+        x = x.to(self.c.weight.dtype)               # float32 in a model that is otherwise of float16, or quantized
         b = F.softplus(self.c(x)) if self.softplus else F.relu(self.c(x))
         if self.signed:
             b = torch.tanh(self.c(x))
@@ -192,8 +194,7 @@ class Cable(nn.Module):
 
 
 class Clock(nn.Linear):
-    """rope's clock=cable: S (B,NH,T,1) in double, the running sum of ReLU(x.w + c), which c = 1 makes about t at
-    first"""
+    """z of rope's clock=cable, whose running sum of ReLU(z) c = 1 makes about t at first"""
     def __init__(self, config):
         super().__init__(config.n_embd, config.n_head)
 
@@ -201,26 +202,13 @@ class Clock(nn.Linear):
         nn.init.normal_(self.weight, std=0.02)
         nn.init.ones_(self.bias)
 
-    def steps(self, z):
-        return F.relu(z)[..., None]
-
-    def forward(self, x, is_token=None):
-        b = self.steps(super().forward(x).transpose(1, 2))
-        if is_token is not None:
-            b = b.masked_fill(~is_token[:, None, :, None], 0)
-        return b.cumsum(2, dtype=torch.float64)
-
 
 class Carope(Clock):
-    """carope's angles (B,NH,T,HS/2), the running sums of f^i, f = 1 / (1 + softplus(x.w + c)): rope's at first"""
+    """z of carope's f = 1 / (1 + softplus(z)): the angles are the running sums of f^i, rope's at first"""
     def reset_parameters(self):
         nn.init.zeros_(self.weight)
         y = 10000.0 ** (2 * self.out_features / self.in_features) - 1       # softplus(c), so that f = 10000^(-2/HS)
         nn.init.constant_(self.bias, y + math.log(-math.expm1(-y)))
-
-    def steps(self, z):
-        i = torch.arange(self.in_features // self.out_features // 2, device=z.device)
-        return (1 / (1 + F.softplus(z.double())))[..., None] ** i
 
 
 class Grape(nn.Module):
@@ -236,6 +224,7 @@ class Grape(nn.Module):
 
     def forward(self, x):
         """w and g (B,NH,T), 0 without the gate"""
+        x = x.to(next(self.children()).weight.dtype)        # as in Cable
         slopes = alibi_slopes(self.config.n_head, False).to(x.device).to(x.dtype)[:, None]
         zero = torch.zeros_like(x[..., :self.config.n_head]).transpose(1, 2)
         return [slopes * F.softplus(getattr(self, gate)(x)).transpose(1, 2) if hasattr(self, gate) else zero
@@ -412,9 +401,21 @@ class EncodedAttention(nn.Module):
         elif self.name == "t5_clip" and config.position["layers"] == "own":
             self.t5 = t5_table(config)
 
+    def clock_sums(self, x, is_token=None):
+        """(B,NH,T,1 or HS/2) in double. The clock itself stays a linear layer, which adapters may change."""
+        z = self.clock(x.to(self.clock.weight.dtype)).transpose(1, 2)
+        if self.rope.position["name"] == "carope":
+            i = torch.arange(self.config.n_embd // self.config.n_head // 2, device=x.device)
+            b = (1 / (1 + F.softplus(z.double())))[..., None] ** i
+        else:
+            b = F.relu(z)[..., None]
+        if is_token is not None:
+            b = b.masked_fill(~is_token[:, None, :, None], 0)
+        return b.cumsum(2, dtype=torch.float64)
+
     def angles(self, time, length, scaling):
         """what the pairs of q and k are turned by (B or 1,NH or 1,T,pairs), and the factor on q.k, as in
-        rope_frequencies; time: the positions (B or 1,T), or what clock has made"""
+        rope_frequencies; time: the positions (B or 1,T), or what clock_sums() has made"""
         if self.rope.position["name"] == "carope":
             return time, 1.0
         f, factor = rope_frequencies(self.rope, length, scaling)
@@ -448,10 +449,10 @@ class EncodedAttention(nn.Module):
 # ---- GPT-2's and BERT's other layers ----
 
 class Conv1D(nn.Module):
-    """a linear layer whose weight is (in, out), as GPT-2's files have it"""
-    def __init__(self, n_in, n_out, std=0.02):
+    """a linear layer whose weight is (in, out), as GPT-2's files have it; cable_hf.py takes transformers' own"""
+    def __init__(self, n_out, n_in):
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(n_in, n_out) * std)
+        self.weight = nn.Parameter(torch.randn(n_in, n_out) * 0.02)
         self.bias = nn.Parameter(torch.zeros(n_out))
 
     def forward(self, x):
@@ -462,8 +463,8 @@ class MLP(nn.Module):
     def __init__(self, config):
         super().__init__()
         C = config.n_embd
-        self.c_fc = Conv1D(C, 4 * C)
-        self.c_proj = Conv1D(4 * C, C, 0.02 / math.sqrt(2 * config.n_layer))
+        self.c_fc, self.c_proj = Conv1D(4 * C, C), Conv1D(C, 4 * C)
+        self.c_proj.weight.data /= math.sqrt(2 * config.n_layer)
 
     def forward(self, x):
         return self.c_proj(F.gelu(self.c_fc(x), approximate="tanh"))

@@ -22,6 +22,7 @@ from transformers.cache_utils import DynamicCache
 from transformers.generation import GenerationMixin
 from transformers.modeling_outputs import (BaseModelOutput, BaseModelOutputWithPast, CausalLMOutputWithPast,
                                            MaskedLMOutput)
+from transformers.pytorch_utils import Conv1D       # the class that PEFT and the quantizers look for
 
 ROWS = 256                                          # queries in a block
 # Before 4.45 each model had to say itself what generate() gives it.
@@ -128,11 +129,12 @@ class Rows:
     """The rows of a call: position (B or 1,T) of its queries, key_position (B or 1,S) and is_key (B,S) or None of all
     keys, is_token (B,T) or None of its queries; past: the keys that the cache already has; begin (B,T) or None: where
     the documents of its queries begin."""
-    def __init__(self, input_ids, attention_mask, position_ids, past):
-        B, T = input_ids.shape
+    def __init__(self, tokens, attention_mask, position_ids, past):
+        """tokens: their ids (B,T), or their embeddings (B,T,C)"""
+        B, T = tokens.shape[:2]
         self.past, S = past, past + T
         self.is_key = self.is_token = None
-        self.key_position = torch.arange(S, device=input_ids.device)[None]
+        self.key_position = torch.arange(S, device=tokens.device)[None]
         if attention_mask is not None:
             shape = tuple(getattr(attention_mask, "shape", ()))
             if shape != (B, S):
@@ -187,7 +189,7 @@ class CableAttention(EncodedAttention):
         if self.name in GRAPES:
             w, g = self.grape(x)
             return w.double()[..., None], g
-        return None if self.clock is None else self.clock(x, is_token), None
+        return None if self.clock is None else self.clock_sums(x, is_token), None
 
     def attend(self, x, qkv, rows, cache, t5):
         """x, and the q, k and v of its heads side by side (B,T,C) -> (B,T,C); t5: the table that the layers share.
@@ -208,6 +210,11 @@ class CableAttention(EncodedAttention):
         turned_late = (self.rope.stretch or {}).get("rope_type") == "longrope"
         S, g = self.sums(x, rows.is_token)
         n = 0 if S is None else S.shape[-1] * columns_of(k.dtype)
+        if rows.past > 0:
+            wanted, got = HS + n + columns_of(k.dtype) * (rows.begin is not None), last_key(cache, self.index, rows.past)
+            if got.shape[-1] != wanted:
+                raise ValueError(f"{CACHE}: expected keys of {wanted} columns, with the sums of their tokens, got "
+                                 f"{got.shape[-1]}; prefix tuning makes keys of no token: take prompt tuning or LoRA")
         if S is not None and rows.past > 0 and self.name not in GRAPES:
             S = S + join(last_key(cache, self.index, rows.past)[..., HS:HS + n])
         turns = self.rope.position["name"] != "none"
@@ -299,20 +306,23 @@ def mean_loss(logits, labels, count):
 class CableBase(PreTrainedModel):
     supports_gradient_checkpointing = True
     _supports_cache_class = True                    # of releases that ask
+    # the few columns that make S; quantizers leave them, too: older ones look for names, newer ones for a pattern
+    _keep_in_fp32_modules = ["cable", "grape", "clock", r".*\.(cable|grape|clock)"]
 
-    def wants_hidden_states(self, input_ids, asked, rest):
-        """whether a call returns hidden states; an error without ids, or if `rest`, its further arguments, would change
-        the result"""
+    def wants_hidden_states(self, input_ids, embedded, asked, rest):
+        """whether a call returns hidden states; an error without tokens, or if `rest`, its further arguments, would
+        change the result"""
         attentions = rest.pop("output_attentions", None)
         if getattr(self.config, "output_attentions", False) if attentions is None else attentions:
             raise ValueError("output_attentions: expected False, because attention runs over blocks of queries and "
                              "keeps no weights")
-        rest.pop("cache_position", None)          # of some versions: it repeats what the cache knows
+        for name in ("cache_position", "tokenizer", "assistant_tokenizer"):     # generate() leaves them here, used
+            rest.pop(name, None)
         unknown = [name for name, value in rest.items() if value is not None]
         if unknown:
             raise ValueError(f"{type(self).__name__} does not compute with {', '.join(unknown)}; leave it out")
-        if input_ids is None:
-            raise ValueError("input_ids: expected the ids of tokens, got none")
+        if (input_ids is None) == (embedded is None):
+            raise ValueError("expected input_ids or inputs_embeds, got " + ("none" if embedded is None else "both"))
         return getattr(self.config, "output_hidden_states", False) if asked is None else asked
 
     def result(self, output, return_dict):
@@ -352,7 +362,7 @@ class CableBase(PreTrainedModel):
 class CableGPT2Attention(CableAttention):
     def __init__(self, config, index):
         super().__init__(config, index)
-        self.c_attn, self.c_proj = Conv1D(config.n_embd, 3 * config.n_embd), Conv1D(config.n_embd, config.n_embd)
+        self.c_attn, self.c_proj = Conv1D(3 * config.n_embd, config.n_embd), Conv1D(config.n_embd, config.n_embd)
 
     def forward(self, x, rows, cache, t5):
         return self.c_proj(self.attend(x, self.c_attn(x).chunk(3, dim=2), rows, cache, t5))
@@ -391,20 +401,26 @@ class CableModel(CableBase):
         self.wte = embedding
 
     def forward(self, input_ids=None, past_key_values=None, attention_mask=None, *, position_ids=None, use_cache=None,
-                output_hidden_states=None, return_dict=None, cache=None, **rest):
-        wants_hidden_states = self.wants_hidden_states(input_ids, output_hidden_states, rest)
+                output_hidden_states=None, return_dict=None, cache=None, inputs_embeds=None, **rest):
+        wants_hidden_states = self.wants_hidden_states(input_ids, inputs_embeds, output_hidden_states, rest)
         recompute = self.gradient_checkpointing and self.training
-        use_cache = (self.config.use_cache if use_cache is None else use_cache) and not recompute
+        use_cache = (self.config.use_cache and not self.training if use_cache is None else use_cache) and not recompute
         cache = past_key_values if cache is None else cache
-        if cache is None and use_cache and not self.training:
+        if recompute and cache is not None:
+            raise ValueError(f"{CACHE}: expected none with gradient checkpointing")
+        if cache is None and use_cache:
             cache = DynamicCache()
-        rows = Rows(input_ids, attention_mask, position_ids, keys_in(cache))
+        x = self.wte(input_ids) if inputs_embeds is None else inputs_embeds
+        rows = Rows(x, attention_mask, position_ids, keys_in(cache))
         position = rows.position
         if self.config.document_mask is not None:
+            if input_ids is None:
+                raise ValueError("inputs_embeds: expected input_ids, because this model looks for the token that begins "
+                                 "a document")
             rows.tell_documents_apart(input_ids, self.config.document_mask, cache)
             position = position - rows.begin
         t5 = None if self.t5 is None else self.t5.weight
-        x, hidden = add_position(self.wte(input_ids), position, self.config), []
+        x, hidden = add_position(x, position, self.config), []
         for block in self.h:
             hidden.append(x)
             x = checkpoint(block, x, rows, None, t5, use_reentrant=False) if recompute else block(x, rows, cache, t5)
@@ -464,6 +480,7 @@ class CableForCausalLM(CableBase, GenerationMixin):
         def prepare_inputs_for_generation(self, input_ids, past_key_values=None, attention_mask=None, use_cache=None,
                                           **_):
             known = past_key_values.get_seq_length() if past_key_values is not None else 0
+            known = min(known, input_ids.shape[1] - 1)      # PEFT's virtual tokens have no ids
             return {"input_ids": input_ids[:, known:], "past_key_values": past_key_values,
                     "attention_mask": attention_mask, "use_cache": use_cache}
 
@@ -517,11 +534,13 @@ class CableBertModel(CableBase):
         self.embeddings["word_embeddings"] = embedding
 
     def forward(self, input_ids=None, attention_mask=None, token_type_ids=None, position_ids=None,
-                output_hidden_states=None, return_dict=None, **rest):
-        wants_hidden_states = self.wants_hidden_states(input_ids, output_hidden_states, rest)
-        rows, e = Rows(input_ids, attention_mask, position_ids, 0), self.embeddings
-        types = torch.zeros_like(input_ids) if token_type_ids is None else token_type_ids
-        x = add_position(e["word_embeddings"](input_ids), rows.position, self.config)
+                output_hidden_states=None, return_dict=None, inputs_embeds=None, **rest):
+        wants_hidden_states = self.wants_hidden_states(input_ids, inputs_embeds, output_hidden_states, rest)
+        e = self.embeddings
+        x = e["word_embeddings"](input_ids) if inputs_embeds is None else inputs_embeds
+        rows = Rows(x, attention_mask, position_ids, 0)
+        types = torch.zeros_like(rows.position) if token_type_ids is None else token_type_ids
+        x = add_position(x, rows.position, self.config)
         x, hidden = e["LayerNorm"](x + e["token_type_embeddings"](types)), []
         t5 = None if self.t5 is None else self.t5.weight
         for layer in self.encoder["layer"]:
