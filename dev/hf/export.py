@@ -17,9 +17,12 @@ Its trainer is ./train_gpt2, or the one in TRAIN_GPT2; a build in float32.
 The checkpoint is compared with its manifest. One without a manifest, which PyTorch has saved, is taken as it is.
 """
 import ast
+import contextlib
 import json
 import os
 import re
+import secrets
+import shutil
 import struct
 import sys
 import tempfile
@@ -44,6 +47,9 @@ CLASSES = {"cable": {"AutoConfig": "cable_hf.CableConfig", "AutoModel": "cable_h
                           "AutoModelForMaskedLM": "cable_hf.CableBertForMaskedLM"}}
 TYPES = {"gpt2": "cable", "bert": "cable_bert", "cable": "cable", "cable_bert": "cable_bert"}
 HEAD = "cls."                                           # how the names of BERT's head begin
+# what would make a library run code that a config.json names, from another directory or from the hub
+NAMES_CODE = {"auto_map", "custom_pipelines", "custom_generate", "trust_remote_code", "code_revision", "use_kernels",
+              "attn_implementation", "_attn_implementation"}
 
 
 def newest(directory):
@@ -66,6 +72,18 @@ def open_own(path):
 def read_own(path):
     with open_own(path) as f:
         return f.read()
+
+
+def without_code(value, path):
+    """the contents of a .json without the keys that name code, wherever they stand"""
+    if isinstance(value, list):
+        return [without_code(one, path) for one in value]
+    if not isinstance(value, dict):
+        return value
+    left = sorted(key for key in NAMES_CODE & set(value) if value[key] not in CLASSES.values())
+    if left:
+        console.say(f"{path}: left out {', '.join(left)}: the copy names no code but its own")
+    return {key: without_code(one, path) for key, one in value.items() if key not in NAMES_CODE}
 
 
 def verified(source):
@@ -143,6 +161,26 @@ def check_version(config, position):
             raise ValueError("encoding_version: expected 2: this model was trained with an earlier formula")
 
 
+def check_new(out):
+    if os.path.lexists(out) and (os.path.islink(out.rstrip("/")) or not os.path.isdir(out) or os.listdir(out)):
+        raise BadInput(f"{out}: expected a new or an empty directory; give another one")
+
+
+@contextlib.contextmanager
+def new_directory(out):
+    """a directory for the files of `out`, which has all of them or is not there; nothing in it is anybody's"""
+    check_new(out)
+    out = os.path.abspath(out)
+    partial = f"{out}.{secrets.token_hex(8)}"
+    os.makedirs(os.path.dirname(out), exist_ok=True)
+    os.mkdir(partial)
+    try:
+        yield partial
+        os.rename(partial, out)                         # also onto an empty directory, and onto nothing else
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def write_json(path, value):
     os.makedirs(os.path.dirname(path), exist_ok=True)
     console.write_whole(path, json.dumps(value, indent=2) + "\n")
@@ -168,9 +206,9 @@ def write_sentence_transformer(out, source, config):
 
 
 def copy_weights(source, out, left_out):
-    """model.safetensors without the tensors whose names begin with left_out; under its name only when it is whole"""
-    path, partial = os.path.join(source, "model.safetensors"), os.path.join(out, "model.safetensors.partial")
-    with open_own(path) as f, open(partial, "wb") as copy:
+    """model.safetensors without the tensors whose names begin with left_out"""
+    path = os.path.join(source, "model.safetensors")
+    with open_own(path) as f, open(out, "wb") as copy:
         header, kept, end = {"__metadata__": {"format": "pt"}}, [], 0
         for name, (dtype, shape, first, last) in console.read_tensors(f, path).items():
             if left_out is None or not name.startswith(left_out):
@@ -184,13 +222,12 @@ def copy_weights(source, out, left_out):
             f.seek(first)
             for n in range(first, last, 1 << 20):
                 copy.write(f.read(min(1 << 20, last - n)))
-    os.replace(partial, os.path.join(out, "model.safetensors"))
 
 
 def read_config(source):
     """config.json and what is to be written: cable, cable_bert, or None for a model of transformers' own"""
     path = os.path.join(source, "config.json")
-    config = console.parse_object(read_own(path), path)
+    config = without_code(console.parse_object(read_own(path), path), path)
     kind, position = TYPES.get(str(config.get("model_type"))), config.get("position")
     if kind is None or not isinstance(position, dict):
         raise BadInput(f"{path}: expected a checkpoint of train_gpt2 or train_bert, whose position names its "
@@ -212,13 +249,22 @@ def read_config(source):
 
 def export(source, out):
     source = newest(source)
-    if os.path.exists(os.path.join(out, "model.safetensors")):
-        raise BadInput(f"{out}: already holds a model; give another directory")
+    check_new(out)
     files = {name: read_own(os.path.join(source, name)) for name in verified(source) if name in COPIED}
+    for name in {"tokenizer_config.json", "generation_config.json"} & set(files):
+        path = os.path.join(source, name)
+        config = console.parse_object(files[name], path)
+        if (kept := without_code(config, path)) != config:
+            files[name] = json.dumps(kept, indent=2).encode()
     config, kind = read_config(source)
     with open_own(os.path.join(source, "model.safetensors")) as f:
         console.read_tensors(f, f.name)
-    os.makedirs(out, exist_ok=True)
+    with new_directory(out) as partial:
+        write_copy(source, partial, files, config, kind)
+    return source
+
+
+def write_copy(source, out, files, config, kind):
     if config["position"]["name"] != "learned":
         config.update(model_type=kind, architectures=[list(CLASSES[kind].values())[-1].split(".")[1]],
                       auto_map=CLASSES[kind])
@@ -232,8 +278,7 @@ def export(source, out):
     write_json(os.path.join(out, "config.json"), config)
     if kind == "cable_bert":
         write_sentence_transformer(out, source, config)
-    copy_weights(source, out, HEAD if retriever else None)      # last: an interrupted export is seen to be none
-    return source
+    copy_weights(source, os.path.join(out, "model.safetensors"), HEAD if retriever else None)
 
 
 def loss_of_trainer(source, text, length, count):
@@ -255,7 +300,9 @@ def check_losses(source, out, text):
         raise BadInput(f"--check: expected a checkpoint of train_gpt2 and a text of at least {length + 1} tokens, got "
                        f"{config['model_type']} and {len(tokens)}")
     trainer, loss = loss_of_trainer(source, text, length, windows * length), 0.0
-    model = transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True).eval()
+    model = (transformers.GPT2LMHeadModel.from_pretrained(out, trust_remote_code=False)
+             if config["position"]["name"] == "learned" else
+             transformers.AutoModelForCausalLM.from_pretrained(out, trust_remote_code=True)).eval()
     with torch.no_grad():
         for x, y in zip(tokens[:windows * length].view(-1, length), tokens[1:windows * length + 1].view(-1, length)):
             loss += torch.nn.functional.cross_entropy(model(x[None]).logits[0].double(), y).item() / windows

@@ -19,6 +19,7 @@ sys.path[:0] = [HERE, os.path.join(os.path.dirname(os.path.dirname(HERE)), "scri
 
 import console                          # noqa: E402
 from console import BadInput            # noqa: E402
+from export import new_directory        # noqa: E402
 
 try:
     import torch
@@ -86,12 +87,11 @@ def import_state(state, T=1024):
 
 
 def write(model, out):
-    if os.path.exists(os.path.join(out, "model.safetensors")):
-        raise BadInput(f"{out}: already holds a model; give another directory")
-    save_checkpoint(model, out)
-    path = os.path.join(out, "config.json")
-    config = {**console.read_object(path), "vocab_softmax": "padded", "vocab_used": VOCAB}
-    console.write_whole(path, json.dumps(config, indent=2) + "\n")
+    with new_directory(out) as partial:
+        save_checkpoint(model, partial)
+        path = os.path.join(partial, "config.json")
+        config = {**console.read_object(path), "vocab_softmax": "padded", "vocab_used": VOCAB}
+        console.write_whole(path, json.dumps(config, indent=2) + "\n")
 
 
 def main(argv):

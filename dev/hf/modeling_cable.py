@@ -110,7 +110,7 @@ class Attention(EncodedAttention):
         for cope, which forward() adds"""
         t, S, g = torch.arange(x.shape[1], device=x.device)[None], None, None
         if self.name in CABLES:
-            b, g = self.cable(x, None)
+            b, g = self.own()(x, None)
             # S grows with T while differences between neighbours do not: float32 would lose them
             S = b.cumsum(-1, dtype=torch.float64 if x.shape[1] > 1024 else x.dtype)
         elif self.name in GRAPES:

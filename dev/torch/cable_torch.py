@@ -6,7 +6,8 @@
     q, k = rope(q, k)
 
 z and u (B,NH,T) are CABLE's, of each head and token: S is the running sum of ReLU(z), g is softplus(u). float32 on a
-CPU; bfloat16 or float32 on a GPU, where tables stay float32. `make torch` builds the libraries (docs/torch.md).
+CPU; bfloat16 or float32 on a GPU, where tables stay float32; under torch.autocast any of them. `make torch` builds the
+libraries (docs/torch.md).
 """
 import ctypes
 import functools
@@ -19,6 +20,7 @@ from torch import Tensor
 BUILD = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "build")
 LIBRARIES = {("cpu", torch.float32): "libcable.so", ("cuda", torch.bfloat16): "libcablecu.so",
              ("cuda", torch.float32): "libcablecu_fp32.so"}
+HALVES = (torch.float16, torch.bfloat16)
 
 
 class Call(ctypes.Structure):               # CableCall of library.cu
@@ -56,9 +58,11 @@ cached_sizes = functools.lru_cache(maxsize=1024)(Sizes)
 
 
 def sizes_of(rows, tables, position, T_train, causal, NH, HS):
-    """an error unless the arguments agree with the encoding; tables: None for rope"""
-    sizes = cached_sizes(rows.device.type, rows.dtype, position.encode(), *map(int, rows.shape[:2]), NH, HS,
-                         int(tables is not None), causal, T_train)
+    """an error unless the arguments agree with the encoding; tables: None for rope. int(): torch.compile may have
+    symbols for sizes, which the library cannot compute with; an empty call has the sizes of one token"""
+    B, T = (max(int(n), 1) for n in rows.shape[:2])
+    sizes = cached_sizes(rows.device.type, rows.dtype, position.encode(), B, T, int(NH), int(HS),
+                         int(tables is not None), int(causal), int(T_train))
     shapes, least = [shape for _, _, shape in sizes.wanted], 3 * NH * HS + sizes.columns
     if tables is not None and [tuple(t.shape) for t in tables] != shapes:
         raise ValueError(f"tables: {position}: expected {[name for name, _, _ in sizes.wanted]} of the shapes "
@@ -72,6 +76,8 @@ def sizes_of(rows, tables, position, T_train, causal, NH, HS):
 def run(name, rows, what, *arguments):
     """calls the library on rows' device and stream; a tensor stands for its data"""
     position, T_train, causal, NH, HS = what
+    if rows.numel() == 0:
+        return
     stream = torch.cuda.current_stream(rows.device).cuda_stream if rows.is_cuda else None
     call = Call(position.encode(), *rows.shape[:2], NH, HS, rows.shape[2], causal, T_train, torch.get_num_threads(),
                 stream)
@@ -189,8 +195,20 @@ def check_tensor(name, x, shape, like=None, dtype=None):
     dtype = like.dtype if like is not None and dtype is None else dtype
     if x.dtype not in (types if dtype is None else [dtype]):
         raise TypeError(f"{name}: expected {dtype or ' or '.join(map(str, types))} on {x.device}, got {x.dtype}")
-    if x.ndim != len(shape) or any(isinstance(n, int) and n != m for n, m in zip(shape, x.shape)) or x.numel() == 0:
+    if x.ndim != len(shape) or any(not isinstance(n, str) and n != m for n, m in zip(shape, x.shape)):
         raise ValueError(f"{name}: expected the shape ({', '.join(map(str, shape))}), got {tuple(x.shape)}")
+
+
+def in_one_type(*tensors):
+    """the tensors as the library computes with them, and the type of the result, or None for theirs. As for
+    F.scaled_dot_product_attention under torch.autocast, that is autocast's, whatever the types of the tensors; where
+    the library has not got it, the work is done in float32."""
+    device = tensors[0].device.type if isinstance(tensors[0], Tensor) else ""
+    if device not in ("cpu", "cuda") or not torch.is_autocast_enabled(device):
+        return tensors, None
+    result = torch.get_autocast_dtype(device)
+    dtype, cast = result if (device, result) in LIBRARIES else torch.float32, (torch.float32, *HALVES)
+    return [x.to(dtype) if isinstance(x, Tensor) and x.dtype in cast else x for x in tensors], result
 
 
 def rows_of(heads, columns):
@@ -209,26 +227,28 @@ def heads_of(rows, n, NH, HS):
 def rows_attention(position, rows, heads, head_size, tables=(), causal=True, T_train=1024):
     """out (B,T,C) of contiguous rows (B,T,OC), as one linear layer makes them: q, k and v, C = heads * head_size
     columns each, the encoding's, and on a GPU padding to a multiple of 128 bytes"""
+    (rows,), result = in_one_type(rows)
     check_tensor("rows", rows, ("B", "T", "OC"))
     if not rows.is_contiguous() or rows.is_cuda and rows.shape[2] * rows.element_size() % 128 != 0:
         raise ValueError(f"rows: expected contiguous memory, on a GPU a multiple of 128 bytes each, got the shape "
                          f"{tuple(rows.shape)} and the strides {rows.stride()}")
     for n, table in enumerate(tables):
         check_tensor(f"tables[{n}]", table, getattr(table, "shape", ()), rows, torch.float32)
-    return attend(rows, list(tables), position, T_train, bool(causal), heads, head_size)[0]
+    return attend(rows, list(tables), position, T_train, bool(causal), heads, head_size)[0].to(result or rows.dtype)
 
 
 def bias_attention(position, q, k, v, columns=(), tables=(), causal=True, T_train=1024):
     """softmax(q k^T / sqrt(HS) + B) v for the bias B of any encoding of --pos that adds one, or none. columns: what it
     computes from x, (B,NH,T) each; tables: its learned tables, float32, in the order and the shapes that an error
     names; T_train: the length that default hyperparameters follow"""
+    named = columns if isinstance(columns, dict) else {f"columns[{n}]": x for n, x in enumerate(columns)}
+    (q, k, v, *columns), _ = in_one_type(q, k, v, *named.values())
     check_tensor("q", q, ("B", "NH", "T", "HS"))
     B, NH, T, HS = q.shape
-    named = columns if isinstance(columns, dict) else {f"columns[{n}]": x for n, x in enumerate(columns)}
-    for name, x, shape in [("k", k, q.shape), ("v", v, q.shape), *((n, x, (B, NH, T)) for n, x in named.items())]:
+    for name, x, shape in [("k", k, q.shape), ("v", v, q.shape), *((n, x, (B, NH, T)) for n, x in zip(named, columns))]:
         check_tensor(name, x, shape, q)
-    return heads_of(rows_attention(position, rows_of([q, k, v], named.values()), NH, HS, tables, causal, T_train), 0,
-                    NH, HS)
+    out = rows_attention(position, rows_of([q, k, v], columns), NH, HS, tables, causal, T_train)
+    return heads_of(out, 0, NH, HS)
 
 
 def cable_attention(q, k, v, z, u, causal=True):
@@ -243,11 +263,12 @@ def alibi_attention(q, k, v, causal=True):
 
 def rope(q, k, theta=10000.0, p=1.0):
     """q and k (B,NH,T,HS), the pairs (2i, 2i+1) of the first p of their channels turned by t / theta^(2i/HS)"""
-    check_tensor("q", q, ("B", "NH", "T", "HS"))
-    check_tensor("k", k, q.shape, q)
-    NH, HS = q.shape[1], q.shape[3]
-    rows = turn(rows_of([q, k], []), f"rope:theta={float(theta)!r},p={float(p)!r}", NH, HS, False)
-    return heads_of(rows, 0, NH, HS), heads_of(rows, 1, NH, HS)
+    (a, b), _ = in_one_type(q, k)
+    check_tensor("q", a, ("B", "NH", "T", "HS"))
+    check_tensor("k", b, a.shape, a)
+    NH, HS = a.shape[1], a.shape[3]
+    rows = turn(rows_of([a, b], []), f"rope:theta={float(theta)!r},p={float(p)!r}", NH, HS, False)
+    return heads_of(rows, 0, NH, HS).to(q.dtype), heads_of(rows, 1, NH, HS).to(k.dtype)
 
 
 # ---- transformers: from_pretrained(STEP, trust_remote_code=True, attn_implementation="cable") ----
@@ -260,7 +281,7 @@ def layer_attention(layer, x, q, k, v, t5):
         q, k = rope(q, k, layer.rope.position["theta"], layer.rope.position["p"])
     gates = [getattr(getattr(layer, of, None), gate, None) for of, gate in
              (("cable", "c"), ("cable", "s"), ("grape", "k"), ("grape", "q"))]
-    columns = [gate(x).transpose(1, 2) for gate in gates if gate is not None]
+    columns = [gate(x.to(gate.weight.dtype)).to(q.dtype).transpose(1, 2) for gate in gates if gate is not None]
     tables = [t5] if name.startswith("t5") else [table for of in encodings if hasattr(layer, of)
                                                  for table in getattr(layer, of).parameters()]
     values = ",".join(f"{key}={value}" for key, value in position.items() if value is not None)

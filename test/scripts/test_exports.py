@@ -27,7 +27,7 @@ import interpreter
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if __name__ == "__main__":
     interpreter.choose("torch, transformers, safetensors", "torch")
-from folder import Folder  # noqa: E402
+from folder import Folder, read  # noqa: E402
 
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
@@ -359,13 +359,62 @@ class Exports(Case):
         self.assertEqual((done.returncode, done.stdout), (0, f"{step} -> {out}\n"), done.stderr)
         self.assertEqual(sorted(os.listdir(out)), [export.CODE, "config.json", "model.safetensors", "tokenizer.json",
                                                    "tokenizer_config.json"])
-        for arguments, naming in (((step, out), "already holds"), ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
+        for arguments, naming in (((step, out), "expected a new or an empty directory"),
+                                  ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
                                   ((HOME.name, out + "2"), "step_"), ((step,), "OUT")):
             refused = script(*arguments)
             self.assertEqual((refused.returncode, os.path.exists(out + "2")), (2, False), arguments)
             self.assertIn(naming, refused.stderr)
             self.assertNotIn("Traceback", refused.stderr)
 
+
+    def test_export_names_and_runs_no_code(self):
+        """keys that name code stay behind, in every config; --check of learned positions loads transformers' GPT-2"""
+        for pos in ("learned", "cable"):
+            step, out = train(self.dir, pos, pos, "--model", "1,1,8", steps=1), self.path("out_" + pos)
+            marker = self.path("ran")
+            os.remove(os.path.join(step, "manifest.json"))
+            for place in (step, self.dir):
+                self.write(os.path.join(place, "evil.py"), f"open({marker!r}, 'w')\nclass Evil: pass\n")
+            code = {"auto_map": {name: f"{self.dir}--evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM",
+                                                                            "AutoTokenizer")}}
+            change_config(step, **code)                 # what train_gpt2 passes over, too
+            said = io.StringIO()
+            with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+                found = console.code_of(export.main, ["--check", self.path("text.txt"), step, out + "_checked"])
+            self.assertEqual((found, os.path.exists(marker)), (0 if has_transformers else 2, False), said.getvalue())
+            code.update(custom_pipelines={"evil": {"impl": "evil.Evil"}}, trust_remote_code=True)
+            change_config(step, **code, text_config={"deeper": [code]})
+            for name in ("tokenizer_config.json", "generation_config.json"):
+                with open(os.path.join(step, name), "w") as f:
+                    json.dump({"model_max_length": 32, **code}, f)
+            with contextlib.redirect_stderr(said):
+                export.export(step, out)
+            self.assertIn("left out auto_map, custom_pipelines, trust_remote_code", said.getvalue())
+            for name in os.listdir(out):
+                if name.endswith("config.json"):
+                    with open(os.path.join(out, name)) as f:
+                        self.assertNotRegex(f.read(), "evil|trust_remote_code", name)
+
+    def test_export_writes_over_nothing(self):
+        """not through a link, and not over what is somebody's; what a kill leaves is not in the way"""
+        step, theirs = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1), self.write("theirs", "kept")
+        for name in ("cable_hf.py", "config.json", "model.safetensors.partial", "notes"):
+            os.makedirs(self.path("out_" + name))
+            os.symlink(theirs, self.path("out_" + name, name))
+        os.symlink(self.path("elsewhere"), self.path("out_link"))
+        os.makedirs(self.path("empty"))
+        os.symlink(self.path("empty"), self.path("out_link_to_empty"))
+        for name in [n for n in os.listdir(self.dir) if n.startswith("out_")] + ["theirs"]:
+            with self.assertRaisesRegex(console.BadInput, "expected a new or an empty directory"):
+                export.export(step, self.path(name))
+        with unittest.mock.patch.object(export, "copy_weights", side_effect=KeyboardInterrupt):
+            with self.assertRaises(KeyboardInterrupt):
+                export.export(step, self.path("new", "copy"))
+        self.assertEqual((os.listdir(self.path("new")), os.listdir(self.path("empty")), read(theirs)), ([], [], "kept"))
+        for name in ("new/copy", "empty", "with/"):
+            export.export(step, self.path(name))
+            self.assertIn("model.safetensors", os.listdir(self.path(name)))
 
     def test_damaged_checkpoints(self):
         """what is damaged, cut, unknown or leads elsewhere is refused in one line before anything is written"""
@@ -910,9 +959,10 @@ class Transformers(Case):
         model, refused = self.load(out), ValueError
         embedded = torch.zeros(1, T, 16)
         for part in (model, model.transformer):
-            for name, value in (("output_attentions", True), ("head_mask", torch.ones(1)), ("token_type_ids", torch.ones_like(ids)), ("encoder_hidden_states", embedded),
-                                ("encoder_attention_mask", torch.ones(1, T)), ("attention_mask", ids[None, None]),
-                                ("past_key_values", ((embedded, embedded),))):
+            for name, value in (("output_attentions", True), ("head_mask", torch.ones(1)),
+                                ("token_type_ids", torch.ones_like(ids)),
+                                ("encoder_hidden_states", embedded), ("encoder_attention_mask", torch.ones(1, T)),
+                                ("attention_mask", ids[None, None]), ("past_key_values", ((embedded, embedded),))):
                 named = "past_key_values|cache" if name == "past_key_values" else name
                 with self.subTest(name=name), self.assertRaisesRegex(refused, named):
                     part(ids, **{name: value})

@@ -161,7 +161,8 @@ class Attention(unittest.TestCase):
                 (ValueError, r"u: .*\(1, 2, 6\), got \(1, 6, 2\)", cable_attention, q, k, v, z, u.transpose(1, 2)),
                 (ValueError, "k: .*shape", cable_attention, q, k[:, :1], v, z, u),
                 (ValueError, "q: .*shape", cable_attention, q[0], k, v, z, u),
-                (ValueError, "q: .*shape", cable_attention, q[:0], k, v, z, u),
+                (ValueError, "k: .*shape", cable_attention, q[:0], k, v, z, u),
+                (ValueError, "at least 1 of each", cable_attention, *(x[..., :0] for x in (q, k, v)), z, u),
                 (ValueError, "rows: .*strides", rows_attention, "cable", rows[:, ::2], 2, 32),
                 (ValueError, "rows: .*196 columns", rows_attention, "cable", rows[..., :192].contiguous(), 2, 32),
                 (ValueError, "196 columns, 4 after", bias_attention, "cable", q, k, v, [z]),
@@ -177,6 +178,71 @@ class Attention(unittest.TestCase):
                 (ValueError, "must be even", rope, q[..., :31], k[..., :31])):
             with self.subTest(words=words), self.assertRaisesRegex(error, words):
                 f(*arguments)
+
+    def results(self, f, inputs):
+        """the output, and the gradients of all inputs"""
+        out = f(*inputs)
+        return [out, *torch.autograd.grad(out.float().square().sum(), inputs)]
+
+    def test_autocast(self):
+        """as for F.scaled_dot_product_attention the output has autocast's type, whatever the inputs have; and it is
+        float32's up to one rounding. Gradients have their inputs' types."""
+        inputs, compiled = cable_inputs(2, 3, 40, 16), torch.compile(cable_attention, fullgraph=True,
+                                                                    backend="aot_eager")
+        want = self.results(cable_attention, inputs)
+        for dtype, eps in ((torch.bfloat16, 2 ** -8), (torch.float16, 2 ** -11)):
+            mixed = [x.detach().to(dtype if n % 2 else torch.float32).requires_grad_() for n, x in enumerate(inputs)]
+            rounded = self.results(cable_attention, [x.detach().float().requires_grad_() for x in mixed])
+            for given, expected in ((inputs, want), (mixed, rounded)):
+                rows = torch.cat([x.transpose(1, 2).flatten(2) for x in given], 2)
+                for f in (cable_attention, compiled):
+                    with torch.autocast("cpu", dtype):
+                        found = self.results(f, given)
+                        by_rows = rows_attention("cable", rows.detach(), 3, 16)
+                        turned = rope(*given[:2])
+                    self.assertEqual([x.dtype for x in found], [dtype, *(x.dtype for x in given)])
+                    self.assertEqual([x.dtype for x in turned], [x.dtype for x in given[:2]])
+                    for a, b in zip(found, expected):
+                        self.assertLess((a - b).abs().max().item(), 2 * eps * b.abs().max().item())
+                    self.assertTrue(torch.equal(by_rows, found[0].transpose(1, 2).flatten(2)))
+            with torch.autocast("cpu", dtype), self.assertRaisesRegex(TypeError, "k: .*float64"):
+                cable_attention(inputs[0], inputs[1].double(), *inputs[2:])
+
+    def test_compiled_for_any_shape(self):
+        """one process with several numbers of heads, head sizes and lengths, forward and backward"""
+        def turned(q, k, *rest):
+            return cable_attention(*rope(q, k), *rest)
+        for dynamic in (True, None):
+            torch._dynamo.reset()
+            compiled = torch.compile(turned, dynamic=dynamic, fullgraph=True, backend="aot_eager")
+            for shape in ((2, 2, 16, 32), (1, 3, 20, 16), (2, 4, 33, 64), (1, 1, 5, 8)):
+                inputs = cable_inputs(*shape)
+                for a, b in zip(self.results(compiled, inputs), self.results(turned, inputs)):
+                    self.assertLess((a - b).abs().max().item(), 1e-5 * b.abs().max().item(), (dynamic, shape))
+
+    def test_empty(self):
+        """no sequence, or none with a token: an empty output, and gradients"""
+        for shape in ((0, 2, 5, 16), (2, 2, 0, 16)):
+            inputs = cable_inputs(*shape)
+            compiled = torch.compile(cable_attention, backend="aot_eager")
+            for f in (cable_attention, compiled, lambda q, k, *_: rope(q, k)[1]):
+                out = f(*inputs)
+                grads = torch.autograd.grad(out.sum(), inputs, allow_unused=True)
+                self.assertEqual([x.shape for x in (out, grads[1])], [shape, shape])
+            r = torch.ones(2).requires_grad_()
+            out = bias_attention("kerple", *inputs[:3], (), [r, r])
+            self.assertEqual(torch.autograd.grad(out.sum(), r)[0].tolist(), [0, 0])
+
+    def test_columns_of_padding(self):
+        """their gradient is 0, where PyTorch fills with NaN what nobody has written"""
+        rows = drawn(2, 9, 3 * 2 * 16 + 4 + 7)
+        torch.use_deterministic_algorithms(True)
+        try:
+            rows_attention("cable", rows, 2, 16).sum().backward()
+        finally:
+            torch.use_deterministic_algorithms(False)
+        self.assertTrue(rows.grad[..., -7:].eq(0).all())
+        self.assertTrue(rows.grad[..., :-7].ne(0).any(dim=(0, 1)).all())
 
     def test_a_guest_of_the_process(self):
         """PyTorch's threads keep denormal numbers; without memory there is an error and no exit"""
@@ -319,15 +385,18 @@ class Models(Folder):
     def test_ten_steps_of_the_trainer_of_transformers(self):
         models, _, ids = self.load("cable", "0")
         data, losses = [{"input_ids": w, "labels": w} for w in ids[:-1].view(self.B, self.T)], []
-        for n, model in enumerate(models):
+        models.append(copy.deepcopy(models[1]))
+        for n, model in enumerate(models):          # the last one under autocast
             trainer = transformers.Trainer(model, transformers.TrainingArguments(
-                self.path(f"out{n}"), max_steps=10, per_device_train_batch_size=2, logging_steps=1, report_to=[],
-                save_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=1e-3), train_dataset=data)
+                self.path(f"out{n}"), bf16=n == 2, max_steps=10, per_device_train_batch_size=2, logging_steps=1,
+                report_to=[], save_strategy="no", use_cpu=True, disable_tqdm=True, learning_rate=1e-3),
+                train_dataset=data)
             trainer.train()
             losses.append([r["loss"] for r in trainer.state.log_history if "loss" in r])
-        self.assertEqual((len(losses[1]), len(self.called)), (10, 2 * 10))
-        for a, b in zip(*losses):
+        self.assertEqual((len(losses[1]), len(self.called)), (10, 2 * 2 * 10))
+        for a, b, c in zip(*losses):
             self.assertLess(abs(a / b - 1), 1e-5)
+            self.assertLess(abs(c / b - 1), 1e-2)
 
 
 if __name__ == "__main__":

@@ -47,8 +47,8 @@ def check_position(position, rope_scaling, known=POSITIONS):
         check_position({"name": "none"}, rope_scaling)
         return {"name": name, "layers": turns}
     if name not in known:
-        raise ValueError(f"config.json: position {name!r}: expected one of {', '.join(known)}; \"In PyTorch\" in cable.c's "
-                         "docs/new_encoding.md teaches cable_hf.py an encoding of your own")
+        raise ValueError(f"config.json: position {name!r}: expected one of {', '.join(known)}; "
+                         "cable.c's docs/new_encoding.md (In PyTorch) teaches cable_hf.py an encoding of your own")
     for key, value in position.items():
         has_key = key == "name" or key in known[name]
         if not has_key or isinstance(value, str) and key != "name" and value not in WORDS.get(key, ()):
@@ -401,6 +401,10 @@ class EncodedAttention(nn.Module):
         elif self.name == "t5_clip" and config.position["layers"] == "own":
             self.t5 = t5_table(config)
 
+    def own(self):
+        """the module of the encoding with a bias"""
+        return getattr(self, MODULES[self.name][0])
+
     def clock_sums(self, x, is_token=None):
         """(B,NH,T,1 or HS/2) in double. The clock itself stays a linear layer, which adapters may change."""
         z = self.clock(x.to(self.clock.weight.dtype)).transpose(1, 2)
@@ -428,13 +432,13 @@ class EncodedAttention(nn.Module):
         d, position = row[:, :, None] - column[:, None, :], self.config.position
         causal = self.config.causal
         if self.name in CABLES:
-            return self.cable.bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
+            return self.own().bias(S_row, S_col, g, None if causal else d[:, None] < 0, dtype)
         if self.name in GRAPES:
             return -(g[..., :, None] + S_col[..., None, :]).to(dtype) * d.abs()[:, None]
         if self.name == "fire":
             return self.fire(row, column)
         if self.name.startswith(("kerple", "bam", "alibi")):
-            return getattr(self, MODULES[self.name][0])(d)
+            return self.own()(d)
         if self.name == "sandwich":
             return sandwich_bias(d, self.config.n_head, int(position["d"])).to(dtype)
         if self.name == "t5":

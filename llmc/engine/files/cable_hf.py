@@ -184,7 +184,7 @@ class CableAttention(EncodedAttention):
     def sums(self, x, is_token):
         """S (B,NH,T,sums) of x's tokens alone, in double, or Grape's w; and g (B,NH,T). None: the layer has none"""
         if self.name in CABLES:
-            b, g = self.cable(x, is_token)
+            b, g = self.own()(x, is_token)
             return b.cumsum(-1, dtype=torch.float64)[..., None], g
         if self.name in GRAPES:
             w, g = self.grape(x)
@@ -211,10 +211,11 @@ class CableAttention(EncodedAttention):
         S, g = self.sums(x, rows.is_token)
         n = 0 if S is None else S.shape[-1] * columns_of(k.dtype)
         if rows.past > 0:
-            wanted, got = HS + n + columns_of(k.dtype) * (rows.begin is not None), last_key(cache, self.index, rows.past)
-            if got.shape[-1] != wanted:
+            wanted = HS + n + columns_of(k.dtype) * (rows.begin is not None)
+            got = last_key(cache, self.index, rows.past).shape[-1]
+            if got != wanted:
                 raise ValueError(f"{CACHE}: expected keys of {wanted} columns, with the sums of their tokens, got "
-                                 f"{got.shape[-1]}; prefix tuning makes keys of no token: take prompt tuning or LoRA")
+                                 f"{got}; prefix tuning makes keys of no token: take prompt tuning or LoRA")
         if S is not None and rows.past > 0 and self.name not in GRAPES:
             S = S + join(last_key(cache, self.index, rows.past)[..., HS:HS + n])
         turns = self.rope.position["name"] != "none"
@@ -415,8 +416,8 @@ class CableModel(CableBase):
         position = rows.position
         if self.config.document_mask is not None:
             if input_ids is None:
-                raise ValueError("inputs_embeds: expected input_ids, because this model looks for the token that begins "
-                                 "a document")
+                raise ValueError("inputs_embeds: expected input_ids, where this model finds the token that begins a "
+                                 "document")
             rows.tell_documents_apart(input_ids, self.config.document_mask, cache)
             position = position - rows.begin
         t5 = None if self.t5 is None else self.t5.weight
