@@ -150,14 +150,6 @@ inline std::string format_bytes(double bytes) {
     return strprintf(u == 0 ? "%.0f %s" : "%.1f %s", bytes, unit[u]);
 }
 
-// "2h03m", "4m12s", "9s", for progress lines
-inline std::string format_duration(double seconds) {
-    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
-    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
-    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
-    return strprintf("%lds", s);
-}
-
 // a * b in 64 bits; an overflow is an error that names what was being computed
 inline size_t checked_mul(size_t a, size_t b, const char* what) {
     size_t r;
@@ -175,10 +167,7 @@ inline uint64_t checksum(const std::string& s) { return checksum(s.data(), s.siz
 // reading files
 
 // false also if a directory of the path is missing or may not be searched
-inline bool path_exists(const std::string& path) {
-    struct stat st;
-    return stat(path.c_str(), &st) == 0;
-}
+inline bool path_exists(const std::string& path) { return access(path.c_str(), F_OK) == 0; }
 // like path_exists, but true for a dangling symbolic link
 inline bool name_is_taken(const std::string& path) {
     struct stat st;
@@ -327,6 +316,17 @@ inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
     return io_call(about, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
 }
 
+// Whether `error` says that the file system of `path` lacks a service, as Lustre, CIFS and FUSE may: then the work
+// continues after one warning for each `loss`, which says what no longer holds.
+inline bool lacks_service(int error, const std::string& path, const char* loss) {
+    static std::string warned;
+    const bool lacks = error == ENOSYS || error == ENOTSUP || error == ENOLCK || error == EINVAL || error == EBADF;
+    if (!lacks || warned.find(loss) != std::string::npos) { return lacks; }
+    warned += loss;
+    say("warning: %s: not supported by its file system (%s), so %s", path.c_str(), strerror(error), loss);
+    return true;
+}
+
 // The functions below fail with an Error that names the path and the reason.
 template <class Call> void io_must(const char* name, const char* failure, const std::string& path, Call call) {
     const bool done = io_call({name, path.c_str()}, [&](size_t) { return call(); }) == 0;
@@ -340,7 +340,9 @@ inline void io_rmdir(const std::string& path) {
 }
 // After this the file's contents survive a power failure; its name needs io_fsync_directory.
 inline void io_fsync(int fd, const std::string& path) {
-    io_must("fsync", "fsync", path, [&] { return ::fsync(fd); });
+    const bool synced = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
+    check(synced || lacks_service(errno, path, "a power failure may lose what was saved last"), "%s: cannot fsync: %s",
+          path.c_str(), strerror(errno));
 }
 // Opens a new, empty file; an old one of that name is emptied.
 inline int io_create(const std::string& path) {
@@ -375,10 +377,8 @@ inline void io_rename(const std::string& from, const std::string& to) {
 inline void io_fsync_directory(const std::string& path) {
     const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
     check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
-    const int error = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0 ? 0 : errno;
+    try { io_fsync(fd, path); } catch (...) { ::close(fd); throw; }
     io_close(fd, path);
-    // EINVAL: this file system cannot sync a directory
-    check(error == 0 || error == EINVAL, "%s: cannot fsync the directory: %s", path.c_str(), strerror(error));
 }
 // True if it made the directory, false if the directory existed.
 inline bool io_mkdir(const std::string& path) {

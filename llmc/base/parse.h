@@ -62,6 +62,14 @@ template <class V> std::string option_wanted(const Range& r, const V& value) {
     return s + (r.or_minus_one ? " or -1" : "");
 }
 
+// "2h03m", "4m12s", "9s", for progress lines
+inline std::string format_duration(double seconds) {
+    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
+    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
+    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
+    return strprintf("%lds", s);
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // text in lines
 
@@ -73,6 +81,27 @@ inline Names words_of(const std::string& text) {
         words.push_back(text.substr(at, text.find(' ', at) - at));
     }
     return words;
+}
+
+constexpr size_t LONGEST_LINE = 1000000;    // bytes of a line of a log
+
+// Calls f for each whole line of a file. An error names the line.
+template <class F> void each_line(const File& file, F f) {
+    std::string block;                      // the file from `begin` on
+    size_t number = 1;
+    for (uint64_t begin = 0, at = 1; at > 0; begin += at) {
+        block.resize((size_t)std::min<uint64_t>(LONGEST_LINE, file.size - begin));
+        file.read(&block[0], block.size(), begin);
+        at = 0;
+        try {
+            for (size_t end; (end = block.find('\n', at)) != std::string::npos; at = end + 1, number++) {
+                f(block.substr(at, end - at));
+            }
+            check(at > 0 || block.size() < LONGEST_LINE, "longer than %zu bytes, as no line of a log is", LONGEST_LINE);
+        } catch (const Error& e) {
+            die(e.code, "%s: line %zu: %s; remove the line or move the file away", file.path.c_str(), number, e.what());
+        }
+    }
 }
 
 // Joins pieces of text with spaces, from column `at` on. A piece beyond `columns` begins a new line at column `indent`.

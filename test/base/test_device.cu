@@ -6,6 +6,7 @@
 #include <thread>
 
 #include "llmc/base/fastmath.h"
+#include "llmc/base/parse.h"
 #include "llmc/base/portable.h"
 
 namespace {

@@ -175,7 +175,7 @@ struct CheckpointSave {
     std::string out, path, temporary, old;
     int step;
     const Checkpoint& c;
-    uint64_t bytes = 0, available = 0;      // needed, and free on the disk
+    uint64_t bytes = 0, available = 0;      // needed, and free on the disk; 0: begin() has not asked
     bool aside = false;                     // an existing checkpoint of this name has been renamed to `old`
     bool published = false;                 // the new one has its name
 
@@ -241,7 +241,7 @@ struct CheckpointSave {
         } catch (const Error&) {}           // the first error is the one to report
     }
     std::string explain(const std::string& error) const {
-        if (available == 0) { return error; }
+        if (available == 0 || available == SPACE_UNKNOWN) { return error; }
         return strprintf("a checkpoint needs %s, %s were free: %s", format_bytes((double)bytes).c_str(),
                          format_bytes((double)available).c_str(), error.c_str());
     }

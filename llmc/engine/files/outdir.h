@@ -36,7 +36,8 @@ struct OutputLock {
 private:
     // Locks, or says who holds the lock: its pid is in the file.
     void take(const std::string& out) {
-        if (flock(fd, LOCK_EX | LOCK_NB) != 0) {        // NB: an error instead of waiting
+        const bool locked = flock(fd, LOCK_EX | LOCK_NB) == 0;      // NB: an error instead of waiting
+        if (!locked && !lacks_service(errno, path, "nothing keeps a second run out of this directory")) {
             check(errno == EWOULDBLOCK, "%s: cannot lock: %s", path.c_str(), strerror(errno));
             char owner[32] = {};
             const ssize_t n = pread(fd, owner, sizeof(owner) - 1, 0);
@@ -224,10 +225,14 @@ inline void clean_output_directory(const std::string& out) {
     io_fsync_directory(out);
 }
 
+constexpr uint64_t SPACE_UNKNOWN = UINT64_MAX;
 // The free bytes of the disk that `out` is on; an error if `count` checkpoints of `bytes` each do not fit.
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
-    struct statvfs st;
-    check(statvfs(out.c_str(), &st) == 0, "%s: cannot tell the free space: %s", out.c_str(), strerror(errno));
+    struct statvfs st = {};
+    int error = statvfs(out.c_str(), &st) == 0 ? 0 : errno;
+    if (error == 0 && st.f_blocks == 0) { error = ENOSYS; }             // what FUSE answers for an unknown size
+    if (lacks_service(error, out, "the free space of the disk is not known")) { return SPACE_UNKNOWN; }
+    check(error == 0, "%s: cannot tell the free space: %s", out.c_str(), strerror(error));
     const uint64_t available = (uint64_t)st.f_bavail * st.f_frsize;     // without root's reserve
     const double wanted = (double)bytes * (double)count;
     const std::string who = count == 1 ? "a checkpoint needs" : strprintf("%lld checkpoints need", (long long)count);
