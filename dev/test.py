@@ -51,6 +51,7 @@ SHORT = {
     "layers/test_contrastive": (1, 3),    "layers/test_matmul": (1, 3),       "text/test_mlm": (1, 2),
     "programs/test_data_record": (3, 2),  "layers/test_classifier": (1, 2),   "programs/test_schedule": (1, 2),
     "files/test_safetensors": (2, 1),     "scripts/test_console.py": (3, 1),  "scripts/test_explorer.py": (4, 1),
+    "ranks/test_start.py": (6, 2),
     "ranks/test_launch": (1, 1),          "base/test_rand": (1, 1),           "base/test_gpu": (1, 1),
     "simt/test_ptx_text.py": (1, 1),      "layers/test_layernorm": (1, 0),    "layers/test_adamw": (1, 0),
     "layers/test_rows": (1, 0),           "layers/test_embedding": (1, 0),

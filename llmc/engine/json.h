@@ -58,6 +58,11 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
     }
 }
 
+// A line of a log, its keys sorted; null if it is damaged; an error if it is JSON, but no log has such
+inline nlohmann::json parse_json_line(const std::string& line) {
+    return nlohmann::json::accept(line) ? parse_json<nlohmann::json>(line, "not a record") : nlohmann::json();
+}
+
 inline Json read_json(const std::string& path) { return parse_json(read_file(path, JSON_MAX_BYTES), path); }
 
 // One line (indent -1) or a pretty print. Bytes that are not UTF-8 (a path may hold any) become U+FFFD, not an error.

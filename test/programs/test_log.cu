@@ -140,6 +140,44 @@ TEST_CASE("log: lines of no step stay on resuming, damaged ones go", "[log]") {
     CHECK(text.find("\"eval\"") == std::string::npos);
 }
 
+TEST_CASE("log: a line that no log has is refused by its number, in little memory", "[log]") {
+    TempDir dir;
+    { Log log(dir.path); run(log, 0, 3, 10); }
+    const std::string json_log = dir.path + "/log.jsonl", main_log = dir.path + "/main.log";
+    const std::string ours = read_file(json_log), main_ours = read_file(main_log);
+    const auto refused = [&](const std::string& path, const std::string& line, const std::string& why) {
+        INFO(line.substr(0, 20));
+        write_file(path, ours + line + "\n" + ours);
+        CHECK_THROWS_WITH(Log(dir.path, 2), Catch::Contains(path + ": line 5: ") && Catch::Contains(why));
+        CHECK(read_file(path) == ours + line + "\n" + ours);                    // nothing is lost
+        write_file(path, path == json_log ? ours : main_ours);
+    };
+    const size_t many = 100000;
+    std::string arrays(2 * many, ']'), objects;
+    std::fill_n(arrays.begin(), many, '[');
+    for (size_t i = 0; i < many; i++) { objects += "{\"a\":"; }
+    refused(json_log, arrays, "nested deeper");
+    refused(json_log, objects + "1" + std::string(many, '}'), "nested deeper");
+    refused(json_log, "{\"a\":1,\"a\":2}", "appears twice");
+    for (const std::string& path : {json_log, main_log}) {
+        refused(path, std::string(2 * LONGEST_LINE, 'x'), "longer");
+        const int fd = io_open(path, O_WRONLY);             // a hole: the disk has nothing of it
+        io_truncate(fd, (size_t)2000000000, path);
+        ::close(fd);
+        const double begun = wall_seconds();
+        CHECK_THROWS_WITH(Log(dir.path, 2), Catch::Contains("longer"));
+        CHECK(wall_seconds() < begun + 5);
+        CHECK(File(path).size == 2000000000);
+        write_file(path, path == json_log ? ours : main_ours);
+    }
+    // 90,000 keys of a record without a step, and brackets without an end, which are damage
+    std::string keys = "{\"kind\":\"note\"";
+    for (int i = 0; i < 90000; i++) { keys += strprintf(",\"%x\":1", i); }
+    write_file(json_log, ours + keys + "}\n" + std::string(many, '[') + "\n");
+    { Log log(dir.path, 100); }
+    CHECK(read_file(json_log) == ours + keys + "}\n");
+}
+
 TEST_CASE("log: what a symbolic link leads to is never written to", "[log]") {
     TempDir dir, other;
     const std::string target = other.path + "/precious", out = dir.path;

@@ -148,7 +148,11 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
             if (ranks[r] < 0) { continue; }
             if (number > 0 && number != SIGCHLD) { kill(ranks[r], number); }
             if (late) { kill(ranks[r], SIGKILL); }
-            if (waitpid(ranks[r], &status, WNOHANG) != ranks[r]) { continue; }
+            const pid_t ended = waitpid(ranks[r], &status, WNOHANG);
+            const bool lost = ended < 0 && errno == ECHILD;             // a library has waited for it
+            if (ended != ranks[r] && !lost) { continue; }
+            if (lost) { say("rank %zu (process %d) has ended; its exit code is lost", r, (int)ranks[r]); }
+            if (lost) { status = EXIT_DEVICE << 8; }
             const bool signaled = WIFSIGNALED(status);
             if (signaled && !late) {
                 say("rank %zu (process %d) was ended by signal %d, %s; the other ranks end, too", r, (int)ranks[r],

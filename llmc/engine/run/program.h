@@ -36,6 +36,16 @@ inline void catch_signals() {
         sigaction(number, &action, nullptr);
     }
 }
+// Undoes what a process may inherit and cannot work with. If the caller has closed descriptor 0, 1 or 2, the next file
+// that is opened, a log or a rank's socket, would become the console. So each is opened, by O_PATH: reading and writing
+// it still fails. While SIGCHLD is ignored no rank can be waited for, and a blocked signal never arrives.
+inline void begin_process() {
+    for (int fd : {0, 1, 2}) { if (fcntl(fd, F_GETFD) < 0 && open("/", O_PATH) != fd) { _exit(EXIT_DEVICE); } }
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, nullptr);
+    for (int number : {SIGCHLD, SIGALRM}) { signal(number, SIG_DFL); }
+}
 inline void release_signals() {
     for (int number : STOP_SIGNALS) { if (signal(number, SIG_DFL) == SIG_IGN) { signal(number, SIG_IGN); } }
 }
@@ -146,6 +156,7 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
 
 // A trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
 template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
+    begin_process();
     report_sudden_ends();
     wait_politely(argv);
     return run_on_ranks(program, trainer, argc, argv);

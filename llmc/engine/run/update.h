@@ -5,6 +5,7 @@
 #include <ctime>
 #include <set>
 
+#include "../../base/parse.h"
 #include "../../base/portable.h"
 #include "../files/safetensors.h"
 
@@ -233,21 +234,20 @@ inline int64_t main_log_step(const std::string& line) {
     return sscanf(line.c_str(), "s:%lld ", &step) == 1 && step >= 0 ? (int64_t)step : -1;
 }
 inline int64_t json_log_step(const std::string& line) {
-    const Json j = Json::parse(line, nullptr, /*allow_exceptions=*/false);
+    const nlohmann::json j = parse_json_line(line);
     if (!j.is_object()) { return -2; }
-    const auto step = j.find("step");
-    return step != j.end() && step->is_number_integer() ? step->get<int64_t>() : -1;
+    return j.contains("step") && j["step"].is_number_integer() ? j["step"].get<int64_t>() : -1;
 }
 
 // Keeps only whole lines of steps before `step`, and those without a step, in the file at `path`; true if it cut any.
 template <class F> bool cut_log(const std::string& path, int64_t step, F step_of) {
-    const std::string text = read_file(path, UINT64_MAX);
+    const File file(path);
     std::string kept;
-    for (size_t at = 0, end; (end = text.find('\n', at)) != std::string::npos; at = end + 1) {
-        const int64_t s = step_of(text.substr(at, end - at));
-        if (s == -1 || (s >= 0 && s < step)) { kept.append(text, at, end - at + 1); }
-    }
-    if (kept == text) { return false; }
+    each_line(file, [&](const std::string& line) {
+        const int64_t s = step_of(line);
+        if (s == -1 || (s >= 0 && s < step)) { kept += line + "\n"; }
+    });
+    if (kept.size() == file.size) { return false; }
     write_text_whole(path, kept);               // so that a kill here does not lose the log
     return true;
 }
@@ -295,8 +295,9 @@ struct LogFile {
 
 // Now, in UTC: 2026-01-31T23:59:59.123Z
 inline std::string utc_time() {
-    timespec now;
+    timespec now = {};
     clock_gettime(CLOCK_REALTIME, &now);
+    now.tv_sec = std::clamp(now.tv_sec, (time_t)0, (time_t)253402300799);   // of 1970 to 9999: four digits of a year
     char text[32];
     strftime(text, sizeof(text), "%Y-%m-%dT%H:%M:%S", gmtime(&now.tv_sec));
     return strprintf("%s.%03ldZ", text, now.tv_nsec / 1000000);
@@ -304,14 +305,12 @@ inline std::string utc_time() {
 
 // Renames the logs of an earlier run, if they hold anything, to the first .N that is free for both.
 inline void set_aside(const std::string& main_path, const std::string& json_path) {
-    const auto holds = [](const std::string& p) { return path_exists(p) && !read_file(p, UINT64_MAX).empty(); };
+    const auto holds = [](const std::string& p) { return path_exists(p) && File(p).size > 0; };
     if (!holds(main_path) && !holds(json_path)) { return; }
     int n = 1;
     std::string suffix = ".1";
     while (path_exists(main_path + suffix) || path_exists(json_path + suffix)) { suffix = "." + std::to_string(++n); }
-    for (const std::string& path : {main_path, json_path}) {
-        if (path_exists(path)) { io_rename(path, path + suffix); }
-    }
+    for (const std::string& p : {main_path, json_path}) { if (path_exists(p)) { io_rename(p, p + suffix); } }
     say("warning: the logs of an earlier run, which has no checkpoint here, are now %s and %s",
         (main_path + suffix).c_str(), (json_path + suffix).c_str());
 }
@@ -335,7 +334,7 @@ struct Log {
         }
         const auto json_step = [&](const std::string& line) {
             const int64_t step = json_log_step(line);
-            if (step == -1 && resume_step < INT64_MAX) { stepless.insert(untimed(Json::parse(line))); }
+            if (step == -1 && resume_step < INT64_MAX) { stepless.insert(untimed(parse_json_line(line))); }
             return step;
         };
         if (resume_step >= 0) {
@@ -382,7 +381,7 @@ struct Log {
     }
 
     // without what differs from one run to the next
-    static std::string untimed(Json j) {
+    static std::string untimed(nlohmann::json j) {
         for (const char* key : {"ms", "tok_per_s", "mfu", "mem", "time"}) { j.erase(key); }
         return json_text(j);
     }

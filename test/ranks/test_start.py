@@ -1,0 +1,162 @@
+"""test_start.py -- what a trainer inherits and what its machine lacks: closed descriptors, ignored and blocked signals,
+file systems without a service, wrong clocks. Each run gives the bits of an ordinary one, or says what is wrong."""
+import errno
+import json
+import os
+import re
+import signal
+import subprocess
+import tempfile
+import time
+import unittest
+
+from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, TRAINER, preloaded
+
+# Functions that answer what LACKS says, as in "flock=38 clock=-5 statvfs=0": with the number of an error, with the time
+# of the clock in seconds, with a file system of 0 blocks
+LACKING = r"""
+#define _GNU_SOURCE
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+static const char* answer(const char* call) {
+    const char* at = getenv("LACKS") == NULL ? NULL : strstr(getenv("LACKS"), call);
+    return at == NULL ? NULL : at + strlen(call) + 1;
+}
+static int fails(const char* call) {
+    if (answer(call) != NULL) { errno = atoi(answer(call)); }
+    return answer(call) != NULL;
+}
+int flock(int fd, int how) { return fails("flock") ? -1 : (int)syscall(SYS_flock, fd, how); }
+int fsync(int fd) { return fails("fsync") ? -1 : (int)syscall(SYS_fsync, fd); }
+int statvfs(const char* path, struct statvfs* s) {
+    (void)path;
+    memset(s, 0, sizeof(*s));
+    s->f_frsize = 4096;
+    s->f_blocks = s->f_bavail = answer("statvfs") == NULL ? 1 << 30 : 0;
+    return fails("statvfs") && errno != 0 ? -1 : 0;
+}
+pid_t waitpid(pid_t pid, int* status, int how) {
+    return fails("waitpid") ? -1 : (pid_t)syscall(SYS_wait4, pid, status, how, NULL);
+}
+int clock_gettime(clockid_t clock, struct timespec* t) {
+    const int result = (int)syscall(SYS_clock_gettime, clock, t);
+    if (clock == CLOCK_REALTIME && answer("clock") != NULL) { t->tv_sec = atoll(answer("clock")); }
+    return result;
+}
+"""
+
+
+class Start(unittest.TestCase):
+    @classmethod
+    def setUpClass(cls):
+        directory = tempfile.TemporaryDirectory()
+        cls.addClassCleanup(directory.cleanup)
+        cls.directory = directory.name
+        cls.preload = preloaded(cls.directory, "lacking", LACKING)
+        cls.text = os.path.join(cls.directory, "t.txt")
+        with open(cls.text, "w") as f:
+            f.write("some text to learn\n" * 500)
+        cls.runs = 0
+        cls.ordinary = {trainer: cls.results(*cls.run_of(trainer)[:2]) for trainer in (TRAINER, BERT_TRAINER)}
+
+    @classmethod
+    def command(cls, trainer, *flags, steps=4):
+        cls.runs += 1
+        out = os.path.join(cls.directory, f"out{cls.runs}")
+        return out, [trainer, "--train_files", cls.text, "--val_every", "0", "--model", "1,2,16", "--T", "16", "--B",
+                     "2", "--total_batch", "64", "--steps", str(steps), "--checkpoint_every", str(steps), "--out", out,
+                     *flags]
+
+    @classmethod
+    def run_of(cls, trainer, *flags, redirections="", before=(), lacks="", **how):
+        """exit code, --out and stderr of a run"""
+        out, words = cls.command(trainer, *flags)
+        shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
+        p = subprocess.run([*shell, *before, *words], env={**ENVIRONMENT, "LACKS": lacks}, stdin=subprocess.DEVNULL,
+                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LIMIT, **how)
+        return p.returncode, out, p.stderr
+
+    @staticmethod
+    def results(code, out):
+        """the model and main.log of a run that has ended well"""
+        assert code == 0, code
+        with open(f"{out}/log.jsonl") as f:
+            kinds = [json.loads(line)["kind"] for line in f]
+        assert kinds == ["config"] + 4 * ["train"], kinds
+        results = []
+        for name in "step_00000004/model.safetensors", "main.log":
+            with open(f"{out}/{name}", "rb") as f:
+                results.append(f.read())
+        return results
+
+    def test_closed_descriptors(self):
+        """the lowest free descriptor is the next file's: no log gets the console's text, ranks keep their sockets"""
+        for trainer, ordinary in self.ordinary.items():
+            for ranks in "1", "2":
+                for closed in "<&-", ">&-", "2>&-", "<&- >&-", "<&- >&- 2>&-":
+                    with self.subTest(trainer=trainer, ranks=ranks, closed=closed):
+                        code, out, _ = self.run_of(trainer, "--ranks", ranks, redirections=closed)
+                        self.assertEqual(self.results(code, out), ordinary)
+        _, out, _ = self.run_of(TRAINER)
+        for use in ["--generate", "some"], ["--val_files", self.text, "--eval_lengths", "16"]:
+            p = subprocess.run(["sh", "-c", 'exec "$@" <&- >&-', "sh", TRAINER, "--load", out, *use], env=ENVIRONMENT,
+                               stderr=subprocess.PIPE, text=True)
+            self.assertEqual((p.returncode, p.stderr.splitlines()[-1]), (2, "error: cannot write to stdout"))
+
+    def test_ignored_and_blocked_signals(self):
+        signals = {signal.SIGCHLD, signal.SIGALRM, signal.SIGTERM, signal.SIGINT, signal.SIGUSR1}
+        for name, inherit in (("ignored", lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN)),
+                              ("blocked", lambda: signal.pthread_sigmask(signal.SIG_BLOCK, signals))):
+            for ranks in "1", "2":
+                with self.subTest(name, ranks=ranks):
+                    code, out, _ = self.run_of(TRAINER, "--ranks", ranks, preexec_fn=inherit)
+                    self.assertEqual(self.results(code, out), self.ordinary[TRAINER])
+                    out, words = self.command(TRAINER, "--ranks", ranks, steps=1000000)
+                    with subprocess.Popen(words, env=ENVIRONMENT, preexec_fn=inherit, stdout=subprocess.DEVNULL,
+                                          stderr=subprocess.DEVNULL) as p:
+                        try:
+                            while not os.path.exists(f"{out}/main.log") or os.path.getsize(f"{out}/main.log") == 0:
+                                self.assertIsNone(p.poll())
+                                time.sleep(0.01)
+                            p.terminate()
+                            self.assertEqual(p.wait(LIMIT), 75)
+                        finally:
+                            p.kill()
+
+    def test_a_rank_that_something_else_has_waited_for(self):
+        code, _, said = self.run_of(TRAINER, "--ranks", "2", before=self.preload, lacks=f"waitpid={errno.ECHILD}")
+        self.assertEqual(code, 5)
+        self.assertRegex(said, r"rank 0 \(process \d+\) has ended; its exit code is lost")
+
+    def test_a_file_system_without_a_service(self):
+        """one warning for each, and the same bits"""
+        for errors in (errno.ENOSYS, errno.EINVAL, 0), (errno.ENOLCK, errno.EBADF, errno.ENOSYS), 3 * (errno.ENOTSUP,):
+            for trainer, ordinary in self.ordinary.items():
+                lacks = "flock={} fsync={} statvfs={}".format(*errors)
+                with self.subTest(lacks, trainer=trainer):
+                    code, out, said = self.run_of(trainer, before=self.preload, lacks=lacks)
+                    self.assertEqual(self.results(code, out), ordinary)
+                    warnings = re.findall("^warning: .*not supported by its file system", said, re.M)
+                    self.assertEqual(len(warnings), 3, said)
+        for call in "flock", "fsync", "statvfs":
+            code, out, said = self.run_of(TRAINER, before=self.preload, lacks=f"{call}={errno.EIO}")
+            self.assertEqual(code, 2, said)
+            self.assertIn("Input/output error", said)
+
+    def test_clocks(self):
+        for seconds, year in (2 ** 63 - 1, 9999), (-2 ** 63, 1970), (67768036191676800, 9999), (253402300799, 9999):
+            with self.subTest(seconds):
+                code, out, _ = self.run_of(TRAINER, before=self.preload, lacks=f"clock={seconds}")
+                self.assertEqual(self.results(code, out), self.ordinary[TRAINER])
+                with open(f"{out}/log.jsonl") as f:
+                    self.assertRegex(f.read(), f'"time":"{year}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{{3}}Z"')
+
+
+if __name__ == "__main__":
+    unittest.main()
