@@ -237,3 +237,29 @@ inline std::vector<std::string> models_with_fixture(const std::string& family) {
 #endif
     return names;
 }
+
+// A NaN that the n-th launch whose text begins with `kernel` leaves at `where`; blamed: the tensor that is named for it
+struct PlantedNan { std::string kernel; int n; float* where; std::string blamed; };
+
+// gradient(): the gradient of a step, in which each NaN in turn is planted
+template <class Gradient>
+void check_blame(Parameters& p, const std::vector<PlantedNan>& planted, Gradient gradient) {
+    static PlantedNan now;
+    for (const PlantedNan& nan : planted) {
+        now = nan;
+        after_launch = [](const char* text, Stream stream) {
+            const float x = NAN;
+            if (starts_with(text, now.kernel.c_str()) && --now.n == 0) {
+                copy_to_device(now.where, &x, sizeof(x), stream);
+            }
+        };
+        const StepGradient g = gradient();
+        after_launch = nullptr;
+        INFO(nan.kernel << " " << nan.n);
+        CHECK(now.n <= 0);
+        CHECK(std::isfinite(g.loss));
+        CHECK(std::isnan(g.norm));
+        CHECK(first_bad_tensor(p, g.grads) == nan.blamed);
+    }
+    CHECK(first_bad_tensor(p, gradient().grads).empty());
+}

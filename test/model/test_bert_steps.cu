@@ -143,6 +143,26 @@ TEST_CASE("evaluation's logits and embeddings have training's bits, in less memo
     }
 }
 
+TEST_CASE("bert: a NaN of the backward is blamed on the layer and the tensor where it began", "[bert][blame]") {
+    Random random;
+    const int B = 2, T = 9;
+    const int C = 16, V = 29;
+    Model model(small_config("cable", T, 3), 1, random.seed);
+    Acts acts(model, B, T);
+    const std::vector<int> tokens = draw_tokens(random, B * T, V), targets = draw_targets(random, {T, T}, T, V, 0.5);
+    const BERTActs& a = acts.a;
+    const std::string layer = "bert.encoder.layer.1.";
+    check_blame(model, {
+        {"classifier_kernel", 1, a.logits(), "decoderb (cls.predictions.bias)"},
+        {"layernorm_backward_kernel", 2, a.dsum(), "fcprojb of layer 2 (bert.encoder.layer.2.output.dense.bias)"},
+        {"gelu_backward_kernel", 3, a.dfch(), "fcw of layer 1 (" + layer + "intermediate.dense.weight)"},
+        {"layernorm_backward_kernel", 5, a.dsum(), "attprojb of layer 1 (" + layer + "attention.output.dense.bias)"},
+        {"attention_backward", 2, a.dqkv() + C, "qkvb of layer 1 (" + layer + "attention.self.key.bias)"},
+        {"cable_backward_kernel", 2, a.dqkv() + 3 * C, "qkvb of layer 1 (" + layer + "attention.self.cable.c.bias)"},
+        {"layernorm_backward_kernel", 8, a.dsum(), "typew (bert.embeddings.token_type_embeddings.weight)"}},
+        [&] { return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, 1, 0); });
+}
+
 TEST_CASE("BERT learns what is masked in one batch by heart", "[bert]") {
     Random random;
     INFO(random);

@@ -218,6 +218,27 @@ TEST_CASE("evaluation's logits have training's bits", "[gpt2]") {
     }
 }
 
+TEST_CASE("gpt2: a NaN of the backward is blamed on the layer and the tensor where it began", "[gpt2][blame]") {
+    Random random;
+    const int B = 2, T = 9;
+    Model model(small_config("cable", T, 3), 1, random.seed);
+    Acts acts(model, B, T);
+    const std::vector<int> tokens = draw_tokens(random, B * T, 29), targets = draw_tokens(random, B * T, 29);
+    const GPT2Acts& a = acts.a;
+    const int C = 16;
+    float* dwte = model.tree.back() + model.table.offset((size_t)model.table.index("wte"));
+    check_blame(model, {
+        {"classifier_kernel", 1, a.logits(), "lnfb (transformer.ln_f.bias)"},
+        {"layernorm_backward_kernel", 1, a.dresidual(), "fcprojb of layer 2 (transformer.h.2.mlp.c_proj.bias)"},
+        {"gelu_backward_kernel", 2, a.dfch() + C, "fcw of layer 1 (transformer.h.1.mlp.c_fc.weight)"},
+        {"layernorm_backward_kernel", 4, a.dresidual(), "attprojb of layer 1 (transformer.h.1.attn.c_proj.bias)"},
+        {"attention_backward", 2, a.dqkv() + C, "qkvb of layer 1 (transformer.h.1.attn.c_attn.bias)"},
+        {"cable_backward_kernel", 3, a.dqkv() + 3 * C, "qkvb of layer 0 (transformer.h.0.attn.cable.c.bias)"},
+        {"cable_backward_kernel", 2, a.dqkv() + 3 * C + 2, "qkvb of layer 1 (transformer.h.1.attn.cable.s.bias)"},
+        {"embedding_backward_kernel", 1, dwte, "wte (transformer.wte.weight)"}},
+        [&] { return gpt2_gradient(model, acts, tokens.data(), targets.data(), 1, 0); });
+}
+
 TEST_CASE("a model learns one batch by heart", "[gpt2]") {
     Random random;
     INFO(random);

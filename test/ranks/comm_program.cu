@@ -139,6 +139,12 @@ struct Bare : Parameters {
         table.add({"rest", 0, SLICE_UNIT + 100, 0});
         table.add({"layers", L, 300, 64});
         add_position({{"encoding", L, 77, 0}});
+        files = {{"rest", "rest", 0, 0, SLICE_UNIT + 100, false}};
+        first_position_file = 1 + (size_t)L;
+        for (const char* name : {"layers", "encoding"}) {
+            const size_t rows = table.specs[(size_t)table.index(name)].rows;
+            for (int l = 0; l < L; l++) { files.push_back({strprintf("h.%d.", l) + name, name, l, 0, rows, false}); }
+        }
         table.lay_out_by_layer(first_position_param);
         leaf = micro_batches_of_a_leaf;
         parameters_allocate(*this, 1, micro_batches);
@@ -168,25 +174,34 @@ float sum_of_step(uint64_t seed, size_t micro_batches, size_t leaves, size_t j) 
     return tree_of_leaves(sums, 0, sums.size());
 }
 
-// From the last tensor to the first, each rank gets an element that is not finite in its part of a tensor, except in a
-// tensor that depends on the rank: all ranks name the first tensor that has such an element.
+// In the order of the forward, which is not the table's, each rank gets an element that is not finite at the end of its
+// part of a tensor, except in a tensor that depends on the rank: all ranks name the last tensor with such an element.
 void test_bad_tensor(Parameters& p, float* grads) {
-    const size_t tensors = p.table.specs.size();
+    const int L = p.table.specs[1].layers;
     const float bad = INFINITY;
-    std::map<size_t, size_t> ends;                              // of each tensor, this rank's last element
-    for (const Slice& own : p.exchange.owned) {
-        for (const TensorPiece& piece : p.table.pieces(own)) { ends[piece.tensor] = piece.at + piece.size - 1; }
+    std::vector<std::pair<Slice, std::string>> forward;
+    for (int l = 0; l < L; l++) {
+        for (const size_t i : {(size_t)2, (size_t)1}) {         // the encoding, then the rest of its layer
+            const size_t at = p.table.offset(i, l);
+            const char* name = p.table.specs[i].name.c_str();
+            forward.push_back({{at, at + p.table.specs[i].layer_size()},
+                               strprintf("%s of layer %d (h.%d.%s)", name, l, l, name)});
+        }
     }
+    forward.push_back({{p.table.offset(0), p.table.offset(0) + p.table.specs[0].size()}, "rest (rest)"});
     expect(first_bad_tensor(p, grads).empty(), "a tensor that is finite", 1, 1);
-    size_t mine = tensors;                                      // the first of this rank
-    for (size_t t = tensors; t-- > 0;) {
-        if (ends.count(t) > 0 && t != (size_t)comm().rank % tensors) {
-            copy_to_device(grads + ends[t], &bad, sizeof(bad), p.stream);
+    int mine = -1;                                              // the last of this rank
+    for (int t = 0; t < (int)forward.size(); t++) {
+        const Slice tensor = forward[(size_t)t].first;
+        for (const Slice& own : p.exchange.owned) {
+            const size_t begin = std::max(tensor.begin, own.begin), end = std::min(tensor.end, own.end);
+            if (begin >= end || t == comm().rank % (int)forward.size()) { continue; }
+            copy_to_device(grads + end - 1, &bad, sizeof(bad), p.stream);
             mine = t;
         }
-        const size_t first = (size_t)-comm_max(-(int)mine, "the first tensor");
-        const std::string name = first < tensors ? p.table.specs[first].name : "";
-        expect(first_bad_tensor(p, grads) == name, "the tensor that is not finite", first, t);
+        const int last = comm_max(mine, "the last tensor");
+        const std::string name = last < 0 ? "" : forward[(size_t)last].second;
+        expect(first_bad_tensor(p, grads) == name, "the tensor that is not finite", (size_t)last, (size_t)t);
     }
 }
 

@@ -689,6 +689,8 @@ class TrainingBySockets(Training, Runs):
             there = self.train(ranks, f"there{ranks}")
             self.assertEqual(re.findall(held, plan), re.findall(held, there))
             self.assertIn(f"{8 // ranks} micro-batches of 1 sequences on each rank, summed in 8 leaves", plan)
+            self.assertRegex(plan, r"all is well: 10 steps of .*; not compared with this machine's \d+ cores? and \d")
+        self.assertNotIn("not compared", self.train(1, "plan", "--check"))
         # three blocks of 16,384 elements, padding included; 3 / 4 of them leave a rank, and come back
         plan = self.train(1, "plan", "--check", "--ranks", "4", model="2,2,32")
         self.assertIn("294.9 kB an update leave each and reach it: 147.5 kB of gradients, 147.5 kB of new", plan)

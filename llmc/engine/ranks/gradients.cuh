@@ -124,16 +124,39 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
     return g;
 }
 
-// The name of the first tensor whose gradient is not finite, for the message of a skipped update.
+// The tensor whose gradient is the first that is not finite in the order of the backward, for the message of a skipped
+// update; "" if there is none. What the backward computes after it inherits the fault: wte, its last tensor, always
+// does. It walks the table of tensors, which has the order of the forward, from the end. In attention q, k and v come
+// before the encoding, which inherits what is wrong with all of the layer's scores.
 inline std::string first_bad_tensor(Parameters& p, const float* grads) {
-    size_t bad = p.table.specs.size();
-    for (size_t b = 0; b < p.exchange.owned.size(); b++) {
-        for (const TensorPiece& piece : p.table.pieces(p.exchange.owned[b])) {
-            if (piece.tensor >= bad) { continue; }
-            const double norm = gradient_norm(p.exchange.norm_partial, grads + piece.at, piece.size, p.stream);
-            if (!std::isfinite(norm)) { bad = piece.tensor; }
+    const TensorTable& table = p.table;
+    const int qkvw = table.find("qkvw");
+    std::vector<std::tuple<int, int, bool, size_t>> forward;        // the layer; in it the tensor; its file
+    for (size_t f = 0; f < p.files.size(); f++) {
+        const std::string& name = p.files[f].name;
+        const int tensor = (int)table.index(p.files[f].tensor), layers = table.specs[(size_t)tensor].layers;
+        const bool encoding = f >= p.first_position_file;
+        int layer = !encoding && tensor > qkvw ? INT_MAX : -1;      // after or before all layers
+        if (layers > 0) { layer = atoi(name.c_str() + name.find_first_of("0123456789")); }      // "transformer.h.3."
+        forward.emplace_back(layer, encoding ? std::min(layers, 1) * qkvw : tensor, !encoding, f);
+    }
+    std::sort(forward.begin(), forward.end());
+    int bad = -1;
+    for (int n = (int)forward.size(); n-- > 0 && bad < 0;) {
+        const FileTensor& f = p.files[std::get<3>(forward[(size_t)n])];
+        const size_t i = (size_t)table.index(f.tensor), row = table.specs[i].row_size();
+        const size_t at = table.offset(i, f.layer) + f.row0 * row;
+        for (const Slice& own : p.exchange.owned) {
+            const size_t begin = std::max(at, own.begin), end = std::min(at + f.rows * row, own.end);
+            if (begin >= end) { continue; }
+            const double norm = gradient_norm(p.exchange.norm_partial, grads + begin, end - begin, p.stream);
+            if (!std::isfinite(norm)) { bad = n; }
         }
     }
-    bad = (size_t)-comm_max(-(int)bad, "the tensor that is not finite");
-    return bad < p.table.specs.size() ? p.table.specs[bad].name : "";
+    bad = comm_max(bad, "the tensor that is not finite");
+    if (bad < 0) { return ""; }
+    const auto& [layer, tensor, attends, file] = forward[(size_t)bad];
+    const FileTensor& f = p.files[file];
+    const bool once = layer < 0 || layer == INT_MAX;
+    return f.tensor + (once ? "" : strprintf(" of layer %d", layer)) + " (" + f.name + ")";
 }

@@ -305,7 +305,12 @@ inline int report_check(const Run& r, const Parameters& p, const std::string& ba
     for (const FileTensor& f : p.files) { in_files += file_view(p.table, f).size(); }
     printf("%zu elements, %zu of them parameters of the model and the rest padding\n", p.table.elements(), in_files);
     const std::string plan = r.trains ? strprintf(": %lld steps of %s", (long long)r.o.steps, batch.c_str()) : "";
-    printf("all is well%s\n", plan.c_str());
+    const int here = ON_GPU ? device_count() : cores_here();
+    const char* kind = ON_GPU ? "GPU" : "core";
+    const char* plural = here == 1 ? "" : "s";
+    const std::string machine = strprintf("; not compared with this machine's %d %s%s and %s", here, kind, plural,
+                                          format_bytes((double)device_memory_available()).c_str());
+    printf("all is well%s%s\n", plan.c_str(), plans_ahead(r) ? machine.c_str() : "");
     return 0;
 }
 

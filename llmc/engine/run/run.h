@@ -320,7 +320,8 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
     if (!asked) {
         s.skipped = "nothing to predict in any sequence of this step";
     } else if (verdict.skip) {
-        const std::string bad = first_bad_tensor(p, gradient.grads);
+        // a loss that is not finite leaves no gradient that is
+        const std::string bad = std::isfinite(s.loss) ? first_bad_tensor(p, gradient.grads) : "";
         s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
     } else {
         r.state.updates++;
