@@ -1,12 +1,14 @@
 """test_start.py -- what a trainer inherits and what its machine lacks: closed descriptors, ignored and blocked signals,
 file systems without a service, wrong clocks. Each run gives the bits of an ordinary one, or says what is wrong."""
 import errno
+import fcntl
 import json
 import os
 import re
 import signal
 import subprocess
 import tempfile
+import termios
 import time
 import unittest
 
@@ -128,6 +130,25 @@ class Start(unittest.TestCase):
                             self.assertEqual(p.wait(LIMIT), 75)
                         finally:
                             p.kill()
+
+    def test_a_terminal_that_stops_what_prints_in_the_background(self):
+        out, words = self.command(TRAINER, "--ranks", "2")
+
+        def inherit():
+            os.setsid()
+            fcntl.ioctl(1, termios.TIOCSCTTY, 0)
+            mode = termios.tcgetattr(1)
+            mode[3] |= termios.TOSTOP
+            termios.tcsetattr(1, termios.TCSANOW, mode)
+        terminal, console = os.openpty()
+        with subprocess.Popen(words, env=ENVIRONMENT, preexec_fn=inherit, stdout=console,
+                              stderr=subprocess.DEVNULL) as p:
+            try:
+                self.assertEqual(self.results(p.wait(LIMIT), out), self.ordinary[TRAINER])
+            finally:
+                p.kill()
+        os.close(terminal)
+        os.close(console)
 
     def test_a_rank_that_something_else_has_waited_for(self):
         code, _, said = self.run_of(TRAINER, "--ranks", "2", before=self.preload, lacks=f"waitpid={errno.ECHILD}")

@@ -123,6 +123,7 @@ inline std::string crowd_refusal(int n, int cores, double memory, bool crowded) 
 // In the child process, before it becomes a rank
 inline void become_rank(pid_t parent, const sigset_t& signals) {
     setpgid(0, 0);                          // the terminal's signals reach only the parent, which passes them on
+    signal(SIGTTOU, SIG_IGN);               // outside the terminal's group, `stty tostop` would stop what prints
     prctl(PR_SET_PDEATHSIG, SIGTERM);       // if the parent is killed
     if (getppid() != parent) { _exit(EXIT_DEVICE); }
     const int nothing = open("/dev/null", O_RDONLY);        // outside the terminal's group it may not read
