@@ -160,7 +160,7 @@ TEST_CASE("log: a line that no log has is refused by its number, in little memor
     refused(json_log, objects + "1" + std::string(many, '}'), "nested deeper");
     refused(json_log, "{\"a\":1,\"a\":2}", "appears twice");
     for (const std::string& path : {json_log, main_log}) {
-        refused(path, std::string(2 * LONGEST_LINE, 'x'), "longer");
+        refused(path, std::string(LONGEST_LINE + 1, 'x'), "longer");
         const int fd = io_open(path, O_WRONLY);             // a hole: the disk has nothing of it
         io_truncate(fd, (size_t)2000000000, path);
         ::close(fd);
@@ -173,9 +173,14 @@ TEST_CASE("log: a line that no log has is refused by its number, in little memor
     // 90,000 keys of a record without a step, and brackets without an end, which are damage
     std::string keys = "{\"kind\":\"note\"";
     for (int i = 0; i < 90000; i++) { keys += strprintf(",\"%x\":1", i); }
-    write_file(json_log, ours + keys + "}\n" + std::string(many, '[') + "\n");
+    keys += "}\n";
+    // the losses of a long window, as --curve records them
+    std::string curve = "{\"kind\":\"curve\",\"loss\":[0.5";
+    for (int i = 0; i < 300000; i++) { curve += ",1.25"; }
+    curve += "]}\n";
+    write_file(json_log, ours + keys + std::string(many, '[') + "\n" + curve);
     { Log log(dir.path, 100); }
-    CHECK(read_file(json_log) == ours + keys + "}\n");
+    CHECK(read_file(json_log) == ours + keys + curve);
 }
 
 TEST_CASE("log: what a symbolic link leads to is never written to", "[log]") {
