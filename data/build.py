@@ -3,7 +3,7 @@ import hashlib
 import os
 from concurrent.futures import ThreadPoolExecutor
 
-from common import BadInput, Manifest, Progress, ShardWriter, locked, say, write_file
+from common import BadInput, Manifest, Progress, ShardWriter, locked, say
 from encoding import Encoder, encoding_of
 from sources import PIECE_BYTES, report, windows
 
@@ -80,8 +80,7 @@ def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0,
             return manifest.data
         for stream in streams:
             fill(stream, manifest, encoder)
-        manifest.data["files"] = [write_file(os.path.join(directory, name), data)
-                                  for name, data in sorted((extra or {}).items())]
+        manifest.data["files"] = [manifest.write(name, data) for name, data in sorted((extra or {}).items())]
         manifest.data["complete"] = True
         manifest.save()
         summary(manifest)
@@ -91,9 +90,9 @@ def build(directory, streams, encoding, tokenizer, workers, facts, max_tokens=0,
 def summary(manifest):
     data = manifest.data
     for label, counts in data["counts"].items():
-        shards = [s for s in data["shards"] if s["stream"] == label]
-        tokens = sum(s["tokens"] for s in shards)
-        documents = sum(s["documents"] for s in shards)
+        shards = [s for s in data["shards"] if s.get("stream") == label]
+        tokens = sum(s.get("tokens", 0) for s in shards)
+        documents = sum(s.get("documents", 0) for s in shards)
         plural = "s" if len(shards) != 1 else ""
         say(f"{label}: {tokens:,} tokens of {documents:,} documents in {len(shards)} shard{plural}")
         report(counts)
@@ -114,10 +113,12 @@ def ahead(generator):
 
 def fill(stream, manifest, encoder):
     """writes all shards of a stream that do not exist yet; what those before hold is read again, but not encoded"""
-    done = [s for s in manifest.data["shards"] if s["stream"] == stream.label]
-    cursor = done[-1]["next"] if done else {"piece": 0, "token": 0}
-    if cursor is None:
-        return
+    done = [s for s in manifest.data["shards"] if s.get("stream") == stream.label]
+    cursor = {"piece": 0, "token": 0}
+    if done:
+        if done[-1].get("next") is None:
+            return
+        cursor.update(done[-1]["next"])
     if done:
         say(f"{stream.label}: continuing after the {len(done)} shard{'s' if len(done) != 1 else ''} already there")
     shards = Shards(stream, manifest, encoder.encoding.header, len(done))
@@ -151,7 +152,7 @@ class Shards:
     def __init__(self, stream, manifest, vocabulary, number):
         self.stream, self.manifest, self.vocabulary, self.number = stream, manifest, vocabulary, number
         self.writer = None
-        documents = sum(s["documents"] for s in manifest.data["shards"] if s["stream"] == stream.label)
+        documents = sum(s.get("documents", 0) for s in manifest.data["shards"] if s.get("stream") == stream.label)
         self.groups = documents // max(stream.group, 1)
 
     def limit_reached(self):
@@ -160,7 +161,8 @@ class Shards:
     def open(self):
         if self.writer is None:
             name = self.stream.name(self.number)
-            self.writer = ShardWriter(self.manifest.directory, name, *self.vocabulary, self.stream.group)
+            self.writer = ShardWriter(self.manifest.directory, name, *self.vocabulary, self.stream.group,
+                                      self.manifest.names)
         return self.writer
 
     def finish(self, index, token=0):
@@ -214,7 +216,7 @@ class Shards:
             raise BadInput(f"{stream.label}: no documents in {', '.join(stream.paths[:3])}{more}")
         if self.writer is not None and self.number < stream.full:
             raise BadInput(f"the source has {self.writer.tokens:,} tokens, and a validation split of "
-                           f"{stream.capacity(0):,} leaves nothing to train on: give a smaller --val_tokens")
+                           f"{stream.capacity(0):,} leaves nothing to train on: give a smaller --val_tokens (0: none)")
         self.manifest.data["counts"][stream.label] = counts
         if self.writer is not None:
             self.finish(None)

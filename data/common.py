@@ -5,11 +5,13 @@ A shard is written under a temporary name, synced, renamed, and then entered in 
 with its token count, its sha256 and the cursor from which the next shard starts. At any moment the directory therefore
 holds only complete shards, and the same command continues where a killed one stopped and produces the same bytes.
 """
+import argparse
 import contextlib
 import errno
 import hashlib
 import json
 import os
+import re
 import shutil
 import struct
 import sys
@@ -41,7 +43,15 @@ def parser(description, out, encodings=("gpt2", "bert")):
     p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
     p.add_argument("--workers", type=console.processes, default=os.cpu_count() or 1,
                    help="number of tokenizing processes [all cores]")
+    p.add_argument("--record_mb", action=RecordLimit, type=lambda text: natural(text, 1, 2047), metavar="N",
+                   help="MB of the longest line, record or row that is read [64]")
     return p
+
+
+class RecordLimit(argparse.Action):
+    def __call__(self, parser, namespace, value, flag=None):
+        import sources
+        sources.LINE_BYTES = value << 20
 
 
 def add_stream_flags(p, val_tokens=SHARD_TOKENS):
@@ -70,9 +80,12 @@ def writing(path):
     except OSError as e:
         directory = os.path.dirname(path) or "."
         if e.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-            free = shutil.disk_usage(directory).free if os.path.isdir(directory) else 0
-            raise BadInput(f"{path}: the disk is full ({e.strerror}; {free >> 20:,} MB free); finished shards are "
-                           "kept: make room and run the same command again") from None
+            free = ""
+            with contextlib.suppress(OSError):
+                usage = shutil.disk_usage(directory)
+                free = f"; {usage.free >> 20:,} MB free" if usage.total else ""     # 0 of 0: it does not know
+            raise BadInput(f"{path}: the disk is full ({e.strerror}{free}); finished shards are kept: make room and "
+                           "run the same command again") from None
         raise BadInput(f"{path}: cannot write: {e.strerror}") from None
 
 
@@ -89,6 +102,28 @@ def write_file(path, data):
     return {"file": os.path.basename(path), "bytes": os.path.getsize(path), "sha256": sha256_of(path)}
 
 
+def check_own(path, sha256, ours=()):
+    """a file that is there under the name of one to write must be ours, or the same"""
+    if os.path.lexists(path) and os.path.basename(path) not in ours and (
+            not os.path.isfile(path) or sha256_of(path) != sha256):
+        raise BadInput(f"{path}: is there already, with other contents, and {MANIFEST} does not name it; move it away "
+                       "or give another --out")
+
+
+def write_own(path, data, ours=()):
+    """write_file() of bytes, which replaces nothing but `ours`, the names that a manifest had"""
+    check_own(path, hashlib.sha256(data).hexdigest(), ours)
+    return write_file(path, data)
+
+
+def hub_hint(name, *files, kind=""):
+    """what to do about a name that is no file here, but could be a name on the hub"""
+    if os.path.exists(name) or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return ""
+    command = " ".join(["hf download", *kind.split(), name, *files, "--local-dir", name.rpartition("/")[2]])
+    return f"; a name on the hub is downloaded first: {command}"
+
+
 # Manifest: {"format", "settings", "source", "counts", "shards": [...], "complete", "checksum"} ------------------------
 
 FORMAT = 3                      # 2 had other places to continue from
@@ -99,15 +134,19 @@ class Manifest:
         self.directory, self.path = directory, os.path.join(directory, MANIFEST)
         self.data = {"format": FORMAT, "complete": False, "settings": settings, "source": source, "counts": {},
                      "shards": []}
+        self.names = set()                      # of the files that an earlier run wrote
 
     def load(self):
         """takes over what an earlier run left, which must have had the same settings and source"""
         for name in os.listdir(self.directory):
-            if name.startswith(TEMPORARY):
+            if name.startswith(TEMPORARY) and name.endswith(".bin"):
                 remove_quietly(os.path.join(self.directory, name))
         if not os.path.exists(self.path):
             return
         old = read_manifest(self.path)
+        self.names = set(named_files(old))
+        if not self.names and not old["complete"]:
+            return                              # of a run that had written nothing
         for part in ("settings", "source"):
             before, now = flat(old[part]), flat(self.data[part])
             for key in sorted(set(before) | set(now)):
@@ -134,6 +173,10 @@ class Manifest:
         data = {**self.data, "checksum": checksum_of(self.data)}
         write_file(self.path, (json.dumps(data, indent=1, sort_keys=True) + "\n").encode())
 
+    def write(self, name, data):
+        """write_own() of a file of the directory"""
+        return write_own(os.path.join(self.directory, name), data, self.names)
+
     def add(self, record):
         self.data["shards"] = [s for s in self.data["shards"] if s["file"] != record["file"]] + [record]
         self.save()
@@ -156,10 +199,41 @@ def checksum_of(data):
     return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
 
 
+def is_record(record):
+    """whether it describes a file beside the manifest"""
+    is_count, is_object = console.COUNT[1], console.OBJECT[1]
+    return (is_object(record) and isinstance(record.get("file"), str) and re.fullmatch(r"\w[\w.+-]*", record["file"])
+            and is_count(record.get("bytes")) and isinstance(record.get("sha256"), str)
+            and isinstance(record.get("stream", ""), str) and is_object(record.get("next") or {})
+            and all(map(is_count, [record.get(key, 0) for key in ("tokens", "documents", "examples")]))
+            and all(map(is_count, (record.get("next") or {}).values()))
+            and ("ids" not in record or is_record(record["ids"])))
+
+
+def is_manifest(data):
+    is_object = console.OBJECT[1]
+    return (all(is_object(data.get(key)) for key in ("settings", "source", "counts"))
+            and all(is_object(counts) and all(map(console.COUNT[1], counts.values()))
+                    for counts in data["counts"].values())
+            and isinstance(data.get("complete"), bool)
+            and all(isinstance(data.get(key, []), list) and all(map(is_record, data.get(key, [])))
+                    for key in ("shards", "files")) and "shards" in data)
+
+
+def named_files(data):
+    """{name: what a manifest says of the file}"""
+    records = {}
+    for record in data["shards"] + data.get("files", []):
+        records[record["file"]] = record
+        if "ids" in record:
+            records[record["ids"]["file"]] = record["ids"]
+    return records
+
+
 def read_manifest(path):
     """the content of a manifest, which its checksum protects"""
     data = console.read_object(path)
-    if data.get("format") not in (2, FORMAT) or data.pop("checksum", "") != checksum_of(data):
+    if data.get("format") not in (2, FORMAT) or data.pop("checksum", "") != checksum_of(data) or not is_manifest(data):
         raise BadInput(f"{path}: not a manifest of format 2 or {FORMAT}, or damaged or edited; remove it and its "
                        "shards to start over")
     return data
@@ -202,14 +276,14 @@ class ShardWriter:
     end-of-text id (0 and 0 mean GPT-2's), documents per group (0: a stream), documents (0 in a stream, which does not
     count them)."""
 
-    def __init__(self, directory, name, vocab=0, eot=0, group=0):
-        self.directory, self.name, self.fields = directory, name, (vocab, eot, group)
+    def __init__(self, directory, name, vocab=0, eot=0, group=0, ours=()):
+        self.directory, self.name, self.fields, self.ours = directory, name, (vocab, eot, group), ours
         self.path = os.path.join(directory, name)
         self.temporary = os.path.join(directory, TEMPORARY + name)
         self.tokens = self.documents = 0
         self.ids = []
         with writing(self.path):
-            self.file = open(self.temporary, "wb", buffering=1 << 20)
+            self.file = open(self.temporary, "xb", buffering=1 << 20)
             self.file.write(bytes(HEADER_BYTES))
 
     def append(self, array):
@@ -231,9 +305,10 @@ class ShardWriter:
         size = os.path.getsize(self.temporary)
         if size != record["bytes"]:
             raise BadInput(f"{self.temporary}: expected {record['bytes']} bytes, got {size}: the disk lost some")
+        check_own(self.path, record["sha256"], self.ours)
         if self.ids:                # before the shard, so that no shard ever lacks its names
             names = os.path.splitext(self.path)[0] + ".ids"
-            record["ids"] = write_file(names, "".join(i + "\n" for i in self.ids).encode())
+            record["ids"] = write_own(names, "".join(i + "\n" for i in self.ids).encode(), self.ours)
         with writing(self.path):
             os.replace(self.temporary, self.path)
             sync_directory(self.directory)

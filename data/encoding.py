@@ -5,6 +5,7 @@ A document arrives in pieces (sources.py), cut only where no token can span the 
 one give the ids of the whole document. In a shard a document is framed as the trainer reads it: GPT-2 writes
 <|endoftext|> before it, BERT writes [CLS] document [SEP].
 """
+import glob
 import hashlib
 import itertools
 import json
@@ -16,7 +17,7 @@ from collections import deque
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 
-from common import BadInput, console, need, open_regular, sha256_of
+from common import BadInput, console, hub_hint, need, open_regular, sha256_of
 
 TASK_BYTES = 1 << 19                # text per task: large enough to hide its transfer, small enough to share out evenly
 TASKS_PER_WORKER = 4                # tasks in flight, which bounds the memory
@@ -51,9 +52,20 @@ def first_file(directory, names):
     return None
 
 
+def check_directory(directory, *files):
+    """that a tokenizer's directory is one here; `files` are the hub's names of what it holds"""
+    snapshots = glob.glob(os.path.join(glob.escape(directory), "snapshots", "*", ""))
+    snapshots += glob.glob(os.path.join(glob.escape(directory), "models--*", "snapshots", "*", ""))
+    if snapshots:
+        raise BadInput(f"{directory}: a cache of the hub, whose files are below {snapshots[-1]}; name that directory")
+    if not os.path.exists(directory):
+        raise BadInput(f"{directory}: no such directory{hub_hint(directory, *files)}")
+
+
 def gpt2_ranks(directory):
     """{bytes of a token: id} from encoder.json and vocab.bpe (or vocab.json and merges.txt), which must agree and be
     GPT-2's"""
+    check_directory(directory, "vocab.json", "merges.txt")
     vocab = first_file(directory, ("encoder.json", "vocab.json"))
     merges = first_file(directory, ("vocab.bpe", "merges.txt"))
     if vocab is None or merges is None:
@@ -125,6 +137,7 @@ class BPE(ByTokenizers):
     def __init__(self, directory):
         tokenizers = need("tokenizers")
         os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
+        check_directory(directory, "tokenizer.json")
         path = tokenizer_json(directory) or os.path.join(directory, "tokenizer.json")
         table = console.read_object(path)
         self.sha256 = sha256_of(path)
@@ -167,6 +180,7 @@ class BERT(ByTokenizers):
             raise BadInput("expected BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased")
         tokenizers = need("tokenizers")
         os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
+        check_directory(directory, "vocab.txt")
         self.path = directory if os.path.isfile(directory) else first_file(directory, ("vocab.txt",))
         if self.path is None:
             raise BadInput(f"{directory}: expected BERT's vocab.txt there")

@@ -15,7 +15,7 @@ import glob
 import os
 import struct
 
-from common import EVAL_MAGIC, BadInput, Manifest, header, locked, parser, run, say, sha256_of, write_file
+from common import EVAL_MAGIC, BadInput, Manifest, header, locked, parser, run, say, sha256_of
 from download import cache_of, download, vocabulary
 from encoding import make_encoding
 from sources import kind_of, new_counts, records_of, report
@@ -86,8 +86,8 @@ def main(argv):
             "name": "HellaSwag", "licence": "MIT", "file": os.path.basename(path), "sha256": sha256_of(path)})
         manifest.load()                 # refuses the directory of another data set
         target = os.path.join(args.out, "hellaswag_val.bin")
-        record = write_file(target, [header(len(examples), max(map(len, examples)), magic=EVAL_MAGIC),
-                                     *examples])
+        record = manifest.write("hellaswag_val.bin", b"".join([
+            header(len(examples), max(map(len, examples)), magic=EVAL_MAGIC), *examples]))
         manifest.data["counts"] = {"val": {**counts, "documents": len(examples)}}
         manifest.data["complete"] = True
         manifest.add({**record, "stream": "val", "examples": len(examples)})

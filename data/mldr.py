@@ -17,6 +17,7 @@ Writes, with manifest.json:
 In the header of a shard, int32 [5] is the number of documents per group, 1, and [6] that of documents.
 """
 import os
+import re
 
 from build import Stream, build, numbered, single
 from common import SHARD_TOKENS, BadInput, add_max_tokens, parser, positive, run, say
@@ -31,7 +32,9 @@ def name_of(value):
     """a name without whitespace, as TREC's formats need it, or None"""
     if isinstance(value, int):
         value = str(value)
-    return value if isinstance(value, str) and value and not any(c.isspace() for c in value) else None
+    if not isinstance(value, str) or re.search(r"\s|[\ud800-\udfff]", value):
+        return None
+    return value or None
 
 
 def named_text(name_field, text_field):
@@ -49,11 +52,13 @@ def qrels(path):
     lines, judged = [], set()
     make = named_text("query_id", "query")
     for record in records_of(path, new_counts()):
-        for passage in record.get("positive_passages") or [] if make(record) else ():
+        made = make(record)
+        passages = record.get("positive_passages") or [] if made else []
+        for passage in passages if isinstance(passages, list) else [None]:
             document = name_of(passage.get("docid")) if isinstance(passage, dict) else None
             if document is None:
-                raise BadInput(f"{path}: query {record['query_id']} has a positive passage without a docid")
-            lines.append(f"{record['query_id']} 0 {document} 1\n")
+                raise BadInput(f"{path}: query {made[1]} has a positive passage without a docid")
+            lines.append(f"{made[1]} 0 {document} 1\n")
             judged.add(document)
     if not lines:
         raise BadInput(f"{path}: no query with a judged document")
@@ -64,8 +69,8 @@ def check_names(directory, data, judged):
     """A judged document that the corpus lacks could never be found, and one that it has twice would count twice."""
     names = []
     for shard in data["shards"]:
-        if shard["stream"] == "corpus":
-            with open(os.path.join(directory, shard["ids"]["file"]), encoding="utf-8") as f:
+        if shard.get("stream") == "corpus" and "ids" in shard:
+            with open(os.path.join(directory, shard["ids"]["file"]), encoding="utf-8", errors="replace") as f:
                 names += f.read().split("\n")[:-1]
     known = set(names)
     if len(known) != len(names):

@@ -19,7 +19,7 @@ import re
 import zlib
 from collections import namedtuple
 
-from common import BadInput, brief, console, need, open_regular, say
+from common import BadInput, brief, console, hub_hint, need, open_regular, say
 
 Piece = namedtuple("Piece", "text first last name", defaults=("",))
 Unit = namedtuple("Unit", "path group weight")      # group: row group, or -1; weight: bytes, for the progress bar
@@ -29,7 +29,8 @@ FORCED_BYTES = 1 << 24              # or here, if there is none: such cuts are c
 # Between a visible ASCII character and a space or newline, where a word of GPT-2 begins and one of WordPiece ends
 CUT = re.compile(rb"[!-~](?=[ \n])")
 EMPTY_LINE = re.compile(rb"(\n\r?\n)")
-LINE_BYTES = 1 << 26                # no line, and no document of several lines, is longer: it would be held in memory
+LINE_BYTES = 1 << 26                # no line, record, row or document of lines is longer: it is held in memory
+BLOCK_BYTES, XZ_BYTES = 1 << 17, 1 << 28
 COMPRESSED = (".gz", ".xz", ".bz2", ".zst")
 TABLES = {".csv": ",", ".tsv": "\t"}
 KINDS = (".txt", ".jsonl", ".json", ".parquet", *TABLES, ".tokens", ".raw", ".md")
@@ -66,44 +67,60 @@ class Joined(Readable):
         return n
 
 
-class Text(Readable):
-    """a stream that ends with an error at a byte 0, which no text has"""
+def text_of(stream, path, counts):
+    """The blocks of a text, without byte order marks, which stand before each file of several in a row, and with LF
+    where lines end with CR, as in a file without LF in its first block. A byte 0 is an error."""
+    at, waiting, mac, mark = 0, b"", None, codecs.BOM_UTF8
+    for block in iter(lambda: stream.read(BLOCK_BYTES), b""):
+        if (nul := block.find(0)) >= 0:
+            raise BadInput(f"{path}: byte {at + nul} is 0: expected text in UTF-8, got a binary file, or UTF-16")
+        if mac is None:
+            mac = b"\r" in block[:-1] and b"\n" not in block
+            if mac:
+                counts["cr"] = counts.get("cr", 0) + 1
+        block = waiting + (block.replace(b"\r", b"\n") if mac else block)
+        if marks := block.count(mark) - (at == 0 and block.startswith(mark)):
+            counts["marks"] = counts.get("marks", 0) + marks
+        at += len(block) - len(waiting)
+        block = block.replace(mark, b"")
+        begun = 2 if block.endswith(mark[:2]) else int(block.endswith(mark[:1]))
+        block, waiting = block[:len(block) - begun], block[len(block) - begun:]
+        if block:
+            yield block
+    yield waiting
 
-    def __init__(self, path, stream):
-        self.path, self.stream, self.at = path, stream, 0
 
-    def readinto(self, out):
-        n = self.stream.readinto(out)
-        nul = bytes(out[:n]).find(0)
-        if nul >= 0:
-            raise BadInput(f"{self.path}: byte {self.at + nul} is 0: expected text in UTF-8, got a binary file, or "
-                           "UTF-16")
-        self.at += n
-        return n
-
-
-class Unpadded(Readable):
-    """an .xz file without the zeros that may follow its end: Python's lzma fails where there are fewer than 12"""
+class Xz(Readable):
+    """an .xz file: of one stream or several, with zeros after any, and of a dictionary of at most XZ_BYTES"""
 
     def __init__(self, file):
-        self.file, self.left, tail = file, file.seek(0, io.SEEK_END), b""
-        while not tail and self.left:
-            file.seek(max(0, self.left - 4096))
-            block = file.read(self.left - file.tell())
-            tail = block.rstrip(b"\0")
-            self.left -= len(block) - len(tail)
-        file.seek(0)
+        self.file, self.unpack, self.waiting = file, None, b""
 
     def readinto(self, out):
-        n = self.file.readinto(memoryview(out)[:self.left])
-        self.left -= n
-        return n
+        data = b""
+        while not data:
+            between = self.unpack is None or self.unpack.eof
+            if not self.waiting and (between or self.unpack.needs_input):
+                self.waiting = self.file.read(BLOCK_BYTES)
+                if not self.waiting:
+                    if self.unpack is None or not between:
+                        raise EOFError("its end is missing")
+                    return 0
+            if between:
+                self.waiting = self.waiting.lstrip(b"\0")
+                if not self.waiting:
+                    continue
+                self.unpack = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_BYTES)
+            data = self.unpack.decompress(self.waiting, len(out))
+            self.waiting = self.unpack.unused_data
+        out[:len(data)] = data
+        return len(data)
 
 
 def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     file = open_regular(path)
-    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lambda f: lzma.LZMAFile(Unpadded(f)),
+    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lambda f: Xz(f),
               ".bz2": bz2.BZ2File,
               ".zst": lambda f: need("pyarrow").CompressedInputStream(f, "zstd")}
     for ending, reader in unpack.items():
@@ -120,6 +137,8 @@ def reading(path):
     except gzip.BadGzipFile as e:
         raise BadInput(f"{path}: expected gzip up to its end, got other bytes ({e})") from None
     except DAMAGED as e:
+        if "Memory usage" in str(e):
+            raise BadInput(f"{path}: xz needs more than {XZ_BYTES >> 20} MB for it; unpack it first (xz -d)") from None
         raise BadInput(f"{path}: damaged or cut short ({e})") from None
     except OSError as e:
         raise BadInput(f"{path}: cannot be read ({e})") from None
@@ -142,18 +161,37 @@ def kind_of(path):
     return ".jsonl" if kind in JSON_LINES else kind
 
 
-def files_in(paths, kinds=KINDS, any_kind=False):
+def walked(path, kinds, out):
+    """The files below a directory, sorted. What is hidden, behind a link or in `out`, where the shards go, is left out
+    with a word about it."""
+    inside, left = [], []
+    for directory, below, names in os.walk(path, onerror=console.fail):
+        hidden = [n for n in below if n[0] == "."] + [n for n in names if n[0] == "." and kind_of(n) in kinds]
+        left += [(os.path.join(directory, n), "hidden") for n in hidden]
+        inside += [os.path.join(directory, n) for n in names if n[0] != "."]
+        below[:] = [n for n in below if n[0] != "."]
+        for name in below[:]:
+            place = os.path.join(directory, name)
+            if os.path.islink(place):
+                left.append((place, "a link to a directory"))
+            elif out and os.path.exists(out) and os.path.samefile(place, out):
+                left.append((place, "--out"))
+                below.remove(name)
+    for place, why in sorted(left)[:8]:
+        say(f"{place}: left out, because it is {why}" + "; name it to read it" * (why != "--out"))
+    if len(left) > 8:
+        say(f"{path}: {len(left) - 8} more are left out, hidden or links to directories")
+    return sorted(inside)
+
+
+def files_in(paths, kinds=KINDS, any_kind=False, out=None):
     """every file of these kinds below the directories, sorted; any_kind: a file that paths name may have any ending"""
     found = []
     for path in paths:
         if not os.path.exists(path):
-            raise BadInput(f"{path}: no such file or directory")
+            raise BadInput(f"{path}: no such file or directory{hub_hint(path, kind='--repo-type dataset')}")
         if os.path.isdir(path):
-            walked = list(os.walk(path, onerror=console.fail))
-            inside = sorted(os.path.join(d, f) for d, _, names in walked for f in names if f[0] != ".")
-            for link in (os.path.join(d, n) for d, below, _ in walked for n in below):
-                if os.path.islink(link):
-                    say(f"{link}: left out, because it is a link to a directory; name it to read it")
+            inside = walked(path, kinds, out)
             chosen = [f for f in inside if kind_of(f) in kinds]
             found += chosen
             if kinds is KINDS and len(chosen) < len(inside):
@@ -164,8 +202,13 @@ def files_in(paths, kinds=KINDS, any_kind=False):
         else:
             raise BadInput(f"{path}: expected one of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}), got "
                            f"'{kind_of(path)}'" + "; --text reads it as plain text" * (kinds is KINDS))
-    if again := len(found) - len(set(map(os.path.realpath, found))):
-        say(f"{again} of the {len(found)} files {'was' if again == 1 else 'were'} named before, and will be read again")
+    once = {}
+    for path in found:
+        status = os.stat(path)
+        once.setdefault((status.st_dev, status.st_ino) if status.st_ino else os.path.realpath(path), path)
+    if again := len(found) - len(once):
+        say(f"{again} of the {len(found)} files {'was' if again == 1 else 'were'} named before, or by a link, and will "
+            "be read again")
     if not found:
         raise BadInput(f"no file of {', '.join(kinds)} (plain or with {', '.join(COMPRESSED)}) in {', '.join(paths)}")
     return found
@@ -270,22 +313,62 @@ def json_text(value):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
 
-def json_object(line):
-    try:
-        value = json.loads(line)
-        return value if isinstance(value, dict) else None
-    except (ValueError, RecursionError):
-        return None
+BETWEEN = re.compile("(?:[ \\t\\r\\n,]|\xef\xbb\xbf)*")       # values of JSON, as bytes in Latin-1
+VISIBLE, LINE_END = re.compile(r"\S"), re.compile("[\r\n]|$")
+decode_json = json.JSONDecoder().raw_decode
+
+
+def json_values(stream, path, counts):
+    """(line, object) for each object of a file: one in each line, over several lines, or in arrays, however deep. Of a
+    line outside an array that is not an object, None; within an array that is an error. A part of the file is in
+    memory, as characters of one byte; a longer one is needed only while an object does not end in it."""
+    text, at, line, depth, end_of_file = "", 0, 1, 0, False
+    while True:
+        start, at = at, BETWEEN.match(text, at).end()
+        line += text.count("\n", start, at)
+        mark, value, enough = text[at:at + 1], None, False
+        if mark == "[" or mark == "]" and depth:
+            depth, at = depth + (1 if mark == "[" else -1), at + 1
+            continue
+        if mark:
+            try:
+                (value, end), enough = decode_json(text, at), True
+            except (ValueError, RecursionError) as e:       # an error at the end of whole lines: they are too few
+                visible = VISIBLE.search(text, getattr(e, "pos", at), text.rfind("\n") + 1)
+                enough = bool(visible) or isinstance(e, RecursionError)
+        size = (end if isinstance(value, dict) else len(text) * (not enough)) - at
+        parts = sum(text.count(c, at) for c in "[{,") if size > PIECE_BYTES else 0     # each takes 64 bytes when read
+        if size > LINE_BYTES or parts > LINE_BYTES >> 4:
+            raise BadInput(f"{path}: line {line}: expected at most {LINE_BYTES >> 20} MB and {LINE_BYTES >> 4:,} "
+                           "values in a record, got more (--record_mb)")
+        if not enough and not end_of_file:
+            text, at, size = text[at:], 0, min(2 * (len(text) - at) + 1, LINE_BYTES + 1)
+            while len(text) < size and not end_of_file:
+                more = stream.read(BLOCK_BYTES) + stream.readline(PIECE_BYTES)
+                text, end_of_file = text + more.decode("latin-1"), not more
+        elif isinstance(value, dict):
+            found = text[at:end]
+            yield line, value if found.isascii() else json.loads(valid(found.encode("latin-1"), counts))
+            line, at = line + found.count("\n"), end
+        elif depth:
+            raise BadInput(f"{path}: line {line}: expected objects up to the end of a JSON array (]), got "
+                           f"{text[at:at + 40] or 'the end of the file'!r}")
+        elif not mark:
+            return
+        else:
+            yield line, None
+            at = LINE_END.search(text, at).end()
+            line += text[at - 1] == "\n"
 
 
 def json_records(stream, counts, path, column=None):
-    """The objects of a .jsonl file; column: only those with text in it, or null. Other lines are counted and skipped,
+    """The objects of a file of JSON; column: only those with text in it, or null. Other lines are counted and skipped,
     but a file of nothing else is an error."""
     good, bad, example = 0, 0, ""
-    for number, line in enumerate(lines_of(stream, path), 1):
-        if not line.strip():
-            continue
-        record = json_object(valid(line, counts))
+    head = stream.peek(512)
+    if what := "expected UTF-8, got UTF-16" if 0 in head[:4] else console.stand_in(kind_of(path), head):
+        raise BadInput(f"{path}: {what}")
+    for number, record in json_values(stream, path, counts):
         if record is not None and (column is None or isinstance(record.get(column, 0), (str, type(None)))):
             good += 1
             yield record
@@ -301,22 +384,94 @@ def json_records(stream, counts, path, column=None):
         raise BadInput(f"{path}: none of its lines is a JSON object{example}")
 
 
-def table_records(stream, counts, path, column=None):
-    """the rows of a .csv or .tsv file, whose first line names the columns"""
+def table_rows(path, how, counts, progress=None):
+    """(line, fields) of the rows of a .csv or .tsv file; how: with quotation marks around fields ("quoted"), with
+    backslashes before special characters as well ("escaped"), or with both as text ("plain")"""
+    mark, number, size = TABLES[kind_of(path)], 0, 0
+
+    def lines(stream):
+        nonlocal number, size
+        for number, line in enumerate(lines_of(io.BufferedReader(Joined(text_of(stream, path, counts))), path), 1):
+            size += len(line)
+            if size > LINE_BYTES or line.count(mark.encode()) > LINE_BYTES >> 6:
+                raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB and "
+                               f"{LINE_BYTES >> 6:,} fields in a row, got more (--record_mb)")
+            yield valid(line, counts).decode("utf-8")
     csv.field_size_limit(LINE_BYTES)
-    lines = (valid(line, counts).decode("utf-8") for line in lines_of(stream, path))
-    rows = csv.reader(lines, delimiter=TABLES[kind_of(path)], strict=True)
+    with reading(path):
+        stream, below = open_bytes(path)
+        with stream, below:
+            rows = lines(stream)
+            rows = ((line.rstrip("\r\n").split(mark) if line.strip("\r\n") else [] for line in rows)
+                    if how == "plain" else
+                    csv.reader(rows, delimiter=mark, strict=True, escapechar="\\" if how == "escaped" else None))
+            try:
+                for row in rows:
+                    if row:
+                        yield number, row
+                    size = 0
+                    if progress:
+                        progress[0] = below.tell()
+            except csv.Error as e:
+                raise BadInput(f"{path}: line {number}: expected a row of a table ({e})") from None
+
+
+def rows_in(path, how):
+    """the number of rows, or 0 if read in this way they have not all as many fields as the first"""
     try:
-        names = next(rows, [])
-        if column is not None and names.count(column) != 1:
-            raise BadInput(f"{path}: expected a column '{column}', got {brief(names)}: name another by --column")
-        for row in rows:
-            if len(row) not in (0, len(names)):
-                raise BadInput(f"{path}: line {rows.line_num}: expected {len(names)} fields, got {len(row)}")
-            if row:
-                yield dict(zip(names, row))
-    except csv.Error as e:
-        raise BadInput(f"{path}: line {rows.line_num}: expected a row of a table ({e})") from None
+        sizes = (len(row) for _, row in table_rows(path, how, new_counts()))
+        first, others = next(sizes, 0), 0
+        for others, size in enumerate(sizes, 1):
+            if size != first:
+                return 0
+        return others
+    except BadInput:
+        return 0
+
+
+def is_consistent(path):
+    """whether, read as text, the quotation marks around fields are as a program writes them: in the first line, or only
+    where the field has one inside, or in the same columns of every row"""
+    needless, columns = False, set()
+    for number, (_, row) in enumerate(table_rows(path, "plain", new_counts())):
+        quoted = [field[:1] == '"' for field in row]
+        if number == 0 and all(quoted):
+            return True
+        needless |= any(q and '""' not in field[1:-1] for q, field in zip(quoted, row))
+        columns |= {tuple(quoted)} if number and len(columns) < 2 else set()
+        if needless and len(columns) > 1:
+            return False
+    return True
+
+
+WAYS = {"quoted": "quotation marks around fields", "plain": "quotation marks as text",
+        "escaped": "quotation marks around fields and backslashes before special characters"}
+
+
+def way_to_read(path):
+    """The `how` of table_rows() in which a table is whole. A .csv has quotation marks around fields, but in a .tsv they
+    are text unless they are consistent."""
+    rows = {how: rows_in(path, how) for how in WAYS}
+    if TABLES[kind_of(path)] == "\t" and rows["plain"] and not (rows["quoted"] and is_consistent(path)):
+        how = "plain"
+    else:
+        how = next((how for how in ("quoted", "escaped") if rows[how]), "quoted")
+    others = [f"; with {WAYS[way]} they were {count:,}" for way, count in rows.items() if count not in (0, rows[how])]
+    if how == "escaped" or others and rows[how]:
+        say(f"{path}: {rows[how]:,} rows with {WAYS[how]}" + "".join(others[:1]))
+    return how
+
+
+def table_records(counts, path, progress, column=None):
+    """the rows of a .csv or .tsv file, whose first line names the columns"""
+    rows = table_rows(path, way_to_read(path), counts, progress)
+    _, names = next(rows, (1, []))
+    if column is not None and names.count(column) != 1:
+        raise BadInput(f"{path}: expected a column '{column}', got {brief(names)}: name another by --column")
+    for number, row in rows:
+        if len(row) != len(names):
+            raise BadInput(f"{path}: line {number}: expected {len(names)} fields, got {len(row)}")
+        yield dict(zip(names, row))
 
 
 def records_of(path, counts):
@@ -365,23 +520,39 @@ class Reader:
                 self.open_files.clear()
             self.open_files[path] = pq.ParquetFile(path)
             return self.open_files[path]
-        except (pa.ArrowException, OSError) as e:
+        except (pa.ArrowException, OSError, ValueError) as e:
             raise BadInput(f"{path}: not a whole parquet file ({str(e).splitlines()[0]})") from None
+
+    def batch_rows(self, file, unit):
+        """How many rows to read at once: those of 64 MB. A dictionary may hold one long text for all rows, so
+        that none may be longer than the group's bytes, uncompressed, is all that is known of a row."""
+        group = file.metadata.row_group(unit.group)
+        columns = (group.column(i) for i in range(group.num_columns))
+        size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in self.columns)
+        if size > LINE_BYTES * max(1, group.num_rows):
+            raise BadInput(f"{unit.path}: row group {unit.group}: expected at most {LINE_BYTES >> 20} MB in a row, got "
+                           f"{size >> 20:,} MB in {group.num_rows} (--record_mb)")
+        return max(1, min(256, LINE_BYTES // max(1, min(size, LINE_BYTES))))
 
     def records(self, unit, counts):
         """the rows of a parquet row group as dictionaries"""
         pa = need("pyarrow")
         try:
-            for batch in self.parquet(unit.path).iter_batches(256, row_groups=[unit.group], columns=self.columns):
+            file = self.parquet(unit.path)
+            for batch in file.iter_batches(self.batch_rows(file, unit), row_groups=[unit.group], columns=self.columns):
                 columns = []
                 for name in self.columns:
                     c = batch.column(batch.schema.get_field_index(name))
+                    c = c.dictionary_decode() if pa.types.is_dictionary(c.type) else c
+                    if c.nbytes > LINE_BYTES < max(c.slice(i, 1).nbytes for i in range(len(c))):
+                        raise BadInput(f"{unit.path}: row group {unit.group}: expected at most {LINE_BYTES >> 20} MB "
+                                       "in a row, got more (--record_mb)")
                     if pa.types.is_string(c.type) or pa.types.is_large_string(c.type):
                         c = c.cast(pa.large_binary())   # as bytes, so that one bad row does not raise for the batch
                     columns.append(c.to_pylist())
                 for row in zip(*columns):
                     yield dict(zip(self.columns, row))
-        except (pa.ArrowException, OSError) as e:
+        except (pa.ArrowException, OSError, ValueError, OverflowError) as e:
             raise BadInput(f"{unit.path}: row group {unit.group} is damaged ({str(e).splitlines()[0]})") from None
 
     def from_records(self, records, counts):
@@ -414,22 +585,19 @@ class Reader:
         path = unit.path
         with reading(path):
             stream, below = open_bytes(path)
-            text, kind = io.BufferedReader(Text(path, stream), 1 << 17), kind_of(path)
+            text, kind = io.BufferedReader(Joined(text_of(stream, path, counts)), BLOCK_BYTES), kind_of(path)
             column = None if self.make else self.column
             with stream, below:
-                is_json = kind in (".jsonl", ".json")
-                if not is_json and text.peek(3).startswith(codecs.BOM_UTF8):
-                    text.read(3)                # a byte order mark, which json skips itself
-                if is_json:
+                if kind in (".jsonl", ".json"):
                     found = self.from_records(json_records(stream, counts, path, column), counts)
                 elif kind in TABLES:
-                    found = self.from_records(table_records(text, counts, path, column), counts)
+                    found = self.from_records(table_records(counts, path, at := [0], column), counts)
                 elif self.documents == "file":
                     found = stream_document(text, counts)
                 else:
                     found = (p for d in SPLITTERS[self.documents](text, path) for p in pieces_of(d, counts))
                 for piece in found:
-                    progress[0] = min(below.tell(), unit.weight)
+                    progress[0] = min(at[0] if kind in TABLES else below.tell(), unit.weight)
                     yield piece
 
 
@@ -475,7 +643,9 @@ def windows(reader, units, seed, window_bytes):
 def report(counts):
     """says what was skipped or replaced"""
     words = {"empty": "empty documents skipped", "bad_utf8": "texts with bad UTF-8, replaced by U+FFFD",
-             "bad_lines": "records without text skipped", "forced_cuts": "cuts inside a word of 16 MB"}
+             "bad_lines": "records without text skipped", "forced_cuts": "cuts inside a word of 16 MB",
+             "marks": "byte order marks within texts, left out",
+             "cr": "files with CR at the ends of lines, read as LF"}
     for key, text in words.items():
         if counts.get(key):
             say(f"{counts[key]:,} {text}")

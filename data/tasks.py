@@ -59,7 +59,7 @@ import sys
 from array import array
 
 from common import (MAGIC, VERSION_ROWS, WIDE_MAGIC, BadInput, Manifest, console, header, locked, natural, positive,
-                    read_tokens, run, say, sha256_of, write_file)
+                    read_tokens, run, say, sha256_of)
 
 END, ANSWER = ord("\n"), 1 << 15
 VOCABULARY = 256
@@ -421,7 +421,7 @@ def main(argv):
             if name in there:
                 continue
             path, data = os.path.join(args.out, name), make()
-            manifest.add({**write_file(path, data), "stream": split, "examples": examples})
+            manifest.add({**manifest.write(name, data), "stream": split, "examples": examples})
             row_length = struct.unpack_from("<i", data, 28)[0]
             say(f"wrote {path}: {examples:,} examples in rows of {row_length} tokens")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """text.py -- token shards of any text: .txt, .jsonl, .csv and .parquet files, plain or compressed.
 
-    data/text.py --out data/mine --val_tokens 1000000 corpus/ more.jsonl.gz
+    data/text.py --out data/mine corpus/ more.jsonl.gz
     data/text.py --out data/mine --documents line dump.txt.gz
     data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
 
@@ -12,10 +12,11 @@ Licence   that of the text
 Tokens    English has about 4.6 bytes per GPT-2 token
 Time      about 4 million bytes per second and core; the same command with the same input continues an interrupted run
 
-Writes text_train_000000.bin and so on, with --val_tokens text_val_000000.bin first, and manifest.json with counts
-and checksums. Bytes that are not UTF-8 are replaced, empty documents and broken lines are skipped; all are counted and
-reported; a file with a byte 0, which no text has, is refused. The trainer also reads .txt files directly, one token per
-byte; shards are for subword tokens.
+Writes text_val_000000.bin, then text_train_000001.bin and so on, and manifest.json with counts and checksums. The
+validation split is a tenth of the text, at most 1,000,000 tokens; of less than 100 KB, and with --val_tokens 0, all
+text is for training, from text_train_000000.bin on. Bytes that are not UTF-8 are replaced, empty documents and broken
+lines are skipped; all are counted and reported; a file with a byte 0, which no text has, is refused. The trainer also
+reads .txt files directly, one token per byte; shards are for subword tokens.
 
 With --pairs it writes text instead of shards: text_train_pairs.txt, lines of query TAB passage for train_bert
 --pairs, and of the first --val_pairs pairs text_val_queries.txt, text_val_corpus.txt and text_val_qrels.tsv,
@@ -33,12 +34,15 @@ import os
 import re
 
 from build import Stream, build, numbered, stream_kwargs
-from common import BadInput, Manifest, add_stream_flags, locked, natural, parser, run, say, write_file
+from common import (MANIFEST, BadInput, Manifest, add_stream_flags, check_own, flat, locked, natural, parser,
+                    read_manifest, run, say, write_file)
 from download import vocabulary
 from sources import PIECE_BYTES, SPLITTERS, Reader, files_in, report, windows
 
 RULES = ("sentence", "halves", "title")
 QUERY_WORDS, PASSAGE_WORDS, PASSAGE_BYTES = 4, 8, 1 << 16
+WRITTEN = ("train_pairs.txt", "val_queries.txt", "val_corpus.txt", "val_qrels.tsv")
+MOST_VAL_TOKENS, LEAST_SPLIT_BYTES = 1_000_000, 100_000
 SENTENCE_END = re.compile(r"[.!?][\"')\]\u201d\u2019]* ")
 BLANK_LINE = re.compile(rb"\n[ \t\r]*\n")
 MOST_PARAGRAPH = PIECE_BYTES            # what is kept of a paragraph, or document, while more of it is read
@@ -130,9 +134,12 @@ def build_pairs(directory, rule, stream, val_pairs):
         if manifest.data["complete"]:
             say(f"{directory} is already complete")
             return
+        for name in WRITTEN if not os.path.exists(manifest.path) else ():
+            check_own(path(name), None)
+        manifest.save()                         # what is there from now on is ours
         counts, held_out, found = {}, [], {"train_pairs": 0, "short": 0, "repeated": 0}
         pieces = documents_in_order(r, stream.units, stream.seed, stream.window_bytes, counts)
-        files = [write_file(path("train_pairs.txt"), train_lines(rule, pieces, val_pairs, held_out, found))]
+        files = [write_file(path(WRITTEN[0]), train_lines(rule, pieces, val_pairs, held_out, found))]
         found["val_pairs"] = len(held_out)
         report(counts)
         for key, text in (("short", "paragraphs too short for a pair, skipped"),
@@ -140,23 +147,35 @@ def build_pairs(directory, rule, stream, val_pairs):
             if found[key]:
                 say(f"{found[key]:,} {text}")
         if not found["train_pairs"]:
-            os.remove(path("train_pairs.txt"))
+            os.remove(path(WRITTEN[0]))
+            os.remove(manifest.path)
             raise BadInput(f"{', '.join(stream.paths[:3])}: {len(held_out)} pairs; --val_pairs {val_pairs} leaves none "
                            "to train on")
         if held_out:
-            lines = {"val_queries.txt": [query for query, _ in held_out],
-                     "val_corpus.txt": [passage for _, passage in held_out],
-                     "val_qrels.tsv": [f"{i} 0 {i} 1" for i in range(len(held_out))]}
+            lines = ([query for query, _ in held_out], [passage for _, passage in held_out],
+                     [f"{i} 0 {i} 1" for i in range(len(held_out))])
             files += [write_file(path(name), "".join(line + "\n" for line in of).encode("utf-8"))
-                      for name, of in lines.items()]
+                      for name, of in zip(WRITTEN[1:], lines)]
         manifest.data.update(files=files, counts={"text": {**counts, **found}}, complete=True)
         manifest.save()
         say(f"{found['train_pairs']:,} pairs to train on, {len(held_out):,} held out; wrote {manifest.path}")
 
 
+def val_tokens_of(directory, paths):
+    """The default: a token for 46 bytes of the files. An earlier version's shards, which had no validation split by
+    default, are continued without one."""
+    manifest, size = os.path.join(directory, MANIFEST), sum(map(os.path.getsize, paths))
+    if os.path.exists(manifest):
+        if flat(read_manifest(manifest)["settings"]).get("streams.text.first") == "text_train_000000.bin":
+            return 0
+    return min(size // 46, MOST_VAL_TOKENS) if size >= LEAST_SPLIT_BYTES else 0
+
+
 def main(argv):
     p = parser(__doc__, "data/text")
-    add_stream_flags(p, val_tokens=0)
+    add_stream_flags(p, val_tokens=None)
+    p.add_argument("--val_tokens", type=natural, help="tokens in the validation split, which is taken first [a tenth "
+                   "of the text, at most 1000000; of less than 100 KB none]")
     p.add_argument("inputs", nargs="*", metavar="FILE", help="files or directories")
     p.add_argument("--documents", choices=("file", *sorted(SPLITTERS)), default="file",
                    help="what a document of plain text is: a file, a line, the text between blank lines, or a section "
@@ -170,9 +189,13 @@ def main(argv):
     inputs = args.inputs + [args.local] * bool(args.local)
     if not inputs:
         raise BadInput("expected an input: name files or directories (see --help)")
-    shards = numbered("text", args.shard_tokens, 0 if args.pairs else args.val_tokens)
-    stream = Stream("text", Reader(args.documents, args.column), files_in(inputs, any_kind=args.text), **shards,
-                    **stream_kwargs(args))
+    paths = files_in(inputs, any_kind=args.text, out=args.out)
+    if args.pairs:
+        args.val_tokens = 0
+    elif args.val_tokens is None:
+        args.val_tokens = val_tokens_of(args.out, paths)
+    shards = numbered("text", args.shard_tokens, args.val_tokens)
+    stream = Stream("text", Reader(args.documents, args.column), paths, **shards, **stream_kwargs(args))
     if args.pairs:
         build_pairs(args.out, args.pairs, stream, args.val_pairs)
     else:

@@ -12,7 +12,8 @@ import os
 import struct
 
 from common import (EVAL_MAGIC, HEADER_BYTES, MAGIC, MANIFEST, TEMPORARY, VERSION, VERSION_ROWS, WIDE_MAGIC,
-                    WIDE_VERSION, BadInput, console, natural, need, open_regular, read_manifest, run, say, sha256_of)
+                    WIDE_VERSION, BadInput, console, named_files, natural, need, open_regular, read_manifest, run, say,
+                    sha256_of)
 from encoding import VOCABULARIES, encoding_of, make_encoding, tokenizer_json
 
 BLOCK = 1 << 22                                 # tokens checked at once
@@ -67,12 +68,12 @@ def check_eval(f, header, size):
 
 
 def sample(path, vocab, count, tokenizer):
-    """the first tokens as text, or as ids if no vocabulary is given"""
+    """the first tokens as text, or as ids if no vocabulary is given, or another"""
     with open(path, "rb") as f:
         header = struct.unpack("<4i", f.read(16))
         f.seek(HEADER_BYTES)
         kind, width = ("I", 4) if header[0] == WIDE_MAGIC else ("H", 2)
-        count = min(count, os.path.getsize(path) // width)
+        count = min(max(count, 6) if header[0] == EVAL_MAGIC else count, os.path.getsize(path) // width)
         ids = struct.unpack(f"<{count}{kind}", f.read(width * count).ljust(width * count, b"\0"))
     if header[0] == EVAL_MAGIC:
         ids = ids[6:6 + min(ids[5], count - 6)]
@@ -81,13 +82,13 @@ def sample(path, vocab, count, tokenizer):
     if header[:2] == (MAGIC, VERSION_ROWS) and vocab == 256:
         return repr(bytes(ids).decode("latin-1"))
     name = {v[0]: k for k, v in VOCABULARIES.items()}.get(vocab)
-    if tokenizer and (name or tokenizer_json(tokenizer)):
+    if tokenizer and (name or tokenizer_json(tokenizer)) and max(ids, default=0) < vocab:
         return repr(make_encoding(encoding_of(name or "bpe", tokenizer), tokenizer).decode(ids))
     return " ".join(map(str, ids)) + "   (give --tokenizer DIR to see text)"
 
 
-def check_file(path, records, args):
-    """one line that says what the file is; raises BadInput if it is damaged"""
+def check_file(path, records):
+    """(a line that says what the file is, its vocabulary if it has tokens); raises BadInput if it is damaged"""
     record = records.get(os.path.basename(path))
     try:
         size = os.path.getsize(path)
@@ -96,7 +97,7 @@ def check_file(path, records, args):
         if record and sha256_of(path) != record["sha256"]:
             raise BadInput("its checksum differs from the manifest's")
         if not path.endswith(".bin"):
-            return f"{size:,} bytes, checksum as in the manifest"
+            return f"{size:,} bytes, checksum as in the manifest", 0
         with open_regular(path) as f:
             if size < HEADER_BYTES:
                 raise BadInput(f"expected at least {HEADER_BYTES} bytes, a header, got {size}")
@@ -107,11 +108,7 @@ def check_file(path, records, args):
             vocab, what = check(f, header, size)
     except OSError as e:
         raise BadInput(e.strerror) from None
-    if not record:
-        what += "; no manifest, so no checksum"
-    if args.sample:
-        what += f"\n    {sample(path, vocab, args.sample, args.tokenizer)}"
-    return what
+    return what + "; no manifest, so no checksum" * (not record), vocab
 
 
 def check_files(files, args):
@@ -121,10 +118,14 @@ def check_files(files, args):
         manifest = os.path.join(os.path.dirname(file), MANIFEST)
         records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
         try:
-            print(f"{file}: {check_file(file, records, args)}", flush=True)
+            what, vocab = check_file(file, records)
         except BadInput as e:
-            say(f"{file}: {e}")
+            say(f"{file}: {str(e).removeprefix(f'{file}: ')}")
             bad += 1
+            continue
+        if vocab and args.sample:           # what this lacks is no finding about the file
+            what += f"\n    {sample(file, vocab, args.sample, args.tokenizer)}"
+        print(f"{file}: {what}", flush=True)
     return bad
 
 
@@ -143,21 +144,13 @@ def check_directory(directory):
     return named, findings
 
 
-def named_files(data):
-    records = {}
-    for record in data["shards"] + data.get("files", []):
-        records[record["file"]] = record
-        if "ids" in record:
-            records[record["ids"]["file"]] = record["ids"]
-    return records
-
-
 def main(argv):
     p = console.parser(__doc__)
     p.add_argument("paths", nargs="+", metavar="PATH", help="shards, or directories of shards")
     p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary, to show the sample as text")
     p.add_argument("--sample", type=natural, default=24, help="number of tokens to show; 0 = none [24]")
     args = p.parse_args(argv)
+    need("numpy")
     bad, files = 0, []
     for path in args.paths:
         found, findings = check_directory(path) if os.path.isdir(path) else ([path], [])

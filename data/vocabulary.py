@@ -15,7 +15,7 @@ Writes encoder.json and vocab.bpe.
 """
 import os
 
-from common import BadInput, locked, parser, run, say, write_file
+from common import BadInput, console, locked, parser, run, say, write_own
 from download import cache_of, hub_file
 from encoding import first_file, gpt2_ranks
 
@@ -37,16 +37,10 @@ def source_files(args):
 def main(argv):
     args = parser(__doc__, "data/gpt2", encodings=("gpt2",)).parse_args(argv)
     files, where = source_files(args)
+    gpt2_ranks(os.path.dirname(files["encoder.json"]))
     with locked(args.out):
         for name, path in files.items():
-            with open(path, "rb") as f:
-                write_file(os.path.join(args.out, name), f.read())
-        try:
-            gpt2_ranks(args.out)
-        except BadInput as e:
-            for name in files:
-                os.remove(os.path.join(args.out, name))
-            raise BadInput(f"{where}: {e}; removed again") from None
+            write_own(os.path.join(args.out, name), console.read_bytes(path))
     say(f"wrote {args.out}/encoder.json and {args.out}/vocab.bpe, from {where}")
 
 

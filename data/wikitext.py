@@ -28,9 +28,10 @@ import os
 import re
 
 from build import Stream, build, numbered
-from common import SHARD_TOKENS, BadInput, locked, parser, positive, run, say, write_file
+from common import SHARD_TOKENS, BadInput, locked, parser, positive, run, say, write_own
 from download import cache_of, hub_download, hub_files, vocabulary
-from sources import Joined, Reader, Unit, files_in, kind_of, new_counts, open_bytes, reading, stream_document
+from sources import (Joined, Reader, Unit, files_in, kind_of, lines_of, new_counts, open_bytes, reading,
+                     stream_document)
 
 REPO = "Salesforce/wikitext"
 SPLITS = {"train": ("train",), "val": ("valid", "validation"), "test": ("test",)}
@@ -70,7 +71,7 @@ class WikiReader(Reader):
                 continue
             stream, _ = open_bytes(path)
             with stream:
-                yield from stream
+                yield from lines_of(stream, path)
 
     def checked(self, lines, path):
         """the lines; the first that is not blank must be the title of an article"""
@@ -148,7 +149,7 @@ def write_bytes(reader, files, stem):
         for split in ("val", "test", "train"):
             unit, = reader.units(files[split])
             text = b"".join(piece.text for piece in reader.pieces(unit, new_counts(), [0]))
-            write_file(f"{stem}_{split}.txt", text)
+            write_own(f"{stem}_{split}.txt", text)
             expected = KNOWN_BYTES[split] if stem.endswith("wikitext2_bytes") and reader.join == "file" else len(text)
             verdict = "" if len(text) == expected else f"; expected {expected:,}: is this another text?"
             say(f"{stem}_{split}.txt: {len(text):,} bytes{verdict}")

@@ -241,12 +241,39 @@ def naturals(text):
 
 # Files ----------------------------------------------------------------------------------------------------------------
 
+# Files that stand in for another: what they begin with, what they are, and how to get the real one. A pointer is short,
+# and a page is one only under a name that no page has.
+POINTERS = (
+    (rb"version https://git-lfs\.github\.com/spec/",
+     "a pointer of Git LFS, not the file; in its repository: git lfs pull"),
+    (rb"/annex/objects/", "a pointer of git-annex, not the file; in its repository: git annex get"),
+    (rb"(\.\./)+blobs/[0-9a-f]{40}", "a name in a hub's cache, not the file; get it again: hf download"))
+PAGES = (
+    (rb"(?i)(\xef\xbb\xbf)?\s*<(!doctype html|html|head|\?xml)\b", "a page of HTML, not the file; get that by "
+     "hf download, or by curl -LO with /resolve/ (GitHub: /raw/) instead of /blob/ in its address"),
+    (rb"(404: )?Not Found\b|Entry not found|Invalid username or password|Access to .{1,99} is restricted",
+     "a server's refusal, not the file; get that by hf download, after hf auth login if it needs an account"))
+NO_PAGE = re.compile(r"\.(json\w*|ndjson|jl|[ct]sv|parquet|bin|bpe|model|safetensors|gz|xz|bz2|zst)$|"
+                     r"\b(vocab|merges)\.txt$", re.I)
+
+
+def stand_in(path, head, size=0):
+    """what a file is that begins with these bytes, if it stands in for another"""
+    kinds = POINTERS * (size <= 1024) + PAGES * bool(NO_PAGE.search(os.fsdecode(path)))
+    return next((what for begin, what in kinds if re.match(begin, head)), None)
+
+
 def open_regular(path):
     """path opened for reading; only a regular file, because a pipe or a device could block"""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
             raise BadInput(f"{path}: expected a regular file")
-        return open(path, "rb")
+        file = open(path, "rb")
+        if what := stand_in(path, file.peek(512), status.st_size):
+            file.close()
+            raise BadInput(f"{path}: {what}")
+        return file
     except (OSError, ValueError) as e:          # ValueError: a zero byte in its name
         raise BadInput(f"{path}: {getattr(e, 'strerror', e)}") from None
 

@@ -408,6 +408,23 @@ class Restart(Case):
             self.build("o", self.paths)
         self.assertEqual(contents(self.path("o")), before)
 
+    def test_what_somebody_else_wrote_is_not_replaced(self):
+        whole = self.build("whole", self.paths)["shards"]
+        own = self.write("o/" + whole[1]["file"], "my own")
+        for _ in range(2):                          # neither now nor when it continues
+            with self.assertRaisesRegex(common.BadInput, f"{whole[1]['file']}: is there already, with other contents"):
+                self.build("o", self.paths)
+            self.assertEqual(read(own), b"my own")
+            self.assertFalse([n for n in os.listdir(self.path("o")) if n.startswith(common.TEMPORARY)])
+        os.remove(own)
+        mine, link = self.write("mine.txt", "mine"), self.path("o", f"{common.TEMPORARY}{whole[1]['file']}")
+        os.symlink(mine, link)
+        os.makedirs(self.path("o", common.TEMPORARY + "notes"))
+        self.build("o", self.paths)
+        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+        self.assertEqual(read(mine), b"mine")
+        self.assertTrue(os.path.exists(self.path("o", common.TEMPORARY + "notes")))
+
     def test_a_limit_that_was_reached_before_the_end(self):
         for shard in 500, 499:                      # the second one ends within a piece
             out = f"o{shard}"
@@ -443,6 +460,15 @@ class Restart(Case):
             self.check_state("o", contents(self.path("whole")))
         self.build("o", self.paths)
         self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+
+    def test_a_disk_that_does_not_know_how_much_is_free(self):
+        full = OSError(28, "No space left on device")
+        unknown = r"device\); finished"
+        for usage, words in ((mock.Mock(total=0, free=0), unknown), (OSError(38, "x"), unknown),
+                             (mock.Mock(total=9 << 20, free=1 << 20), "device; 1 MB free")):
+            with mock.patch("shutil.disk_usage", side_effect=[usage]), self.assertRaisesRegex(common.BadInput, words):
+                with common.writing(self.path("x")):
+                    raise full
 
     def test_signal_leaves_a_whole_state_and_code_75(self):
         self.build("whole", self.paths)
@@ -553,8 +579,13 @@ class BadFiles(Case):
 
     def test_a_line_and_a_document_are_bounded(self):
         line = b'{"text": "' + b"a" * 3000 + b'"}\n'
-        cases = (("a.jsonl", b'{"text": "b"}\n' + line, "file", "a.jsonl: line 2: expected at most 0 MB in a line"),
-                 ("a.jsonl.gz", gzip.compress(line), "file", "a.jsonl.gz: line 1: expected at most 0 MB in a line"),
+        cases = (("a.jsonl", b'{"text": "b"}\n' + line, "file", "a.jsonl: line 2: expected at most 0 MB and 125 values"),
+                 ("a.jsonl.gz", gzip.compress(line), "file", "a.jsonl.gz: line 1: expected at most 0 MB and"),
+                 ("a.json", b'[{"text": "b"},' + line + b"]", "file", "a.json: line 1: expected at most 0 MB and"),
+                 ("v.jsonl", b'{"a": [' + b"0," * 900, "file", "v.jsonl: line 1: .* and 125 values in a"),
+                 ("a.csv", b'text,id\n"' + b"a\n" * 2000, "file", "a.csv: line 1001: expected at most 0 MB and"),
+                 ("b.csv", b"text,id\n" + b"," * 50, "file", "b.csv: line 2: expected at most 0 MB and 31 fields"),
+                 ("b.tsv", b"text\tid\n" + b"\t" * 50, "file", "b.tsv: line 2: expected at most 0 MB and 31 fields"),
                  ("a.txt.xz", lzma.compress(line), "line", "line 1: expected at most"),
                  ("b.txt", b"abc\n" * 1000, "blank", "expected at most 0 MB in a document, got more; --documents file"),
                  ("c.txt", b"abc\n" * 1000, "section", "expected at most 0 MB in a document"),
@@ -594,7 +625,26 @@ class BadFiles(Case):
         with contextlib.redirect_stderr(io.StringIO()) as said:
             self.assertEqual(sources.files_in([self.path("d"), path]), [path, path])
         self.assertIn("d/again: left out, because it is a link to a directory; name it", said.getvalue())
-        self.assertIn("1 of the 2 files was named before, and will be read again", said.getvalue())
+        self.assertIn("1 of the 2 files was named before, or by a link, and will be read again", said.getvalue())
+        os.link(path, self.path("d", "b.txt"))
+        os.symlink(path, self.path("d", "c.txt"))
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(len(sources.files_in([self.path("d")])), 3)
+        self.assertIn("2 of the 3 files were named before, or by a link", said.getvalue())
+
+    def test_what_nobody_meant_is_left_out_with_a_word(self):
+        path = self.write("d [1]/a.txt", "one")
+        for name in (".git/x.txt", "sub/.ipynb_checkpoints/b.txt", ".hidden.txt", ".DS_Store", "out/c.json"):
+            self.write("d [1]/" + name, "other")
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            self.assertEqual(sources.files_in([self.path("d [1]")], out=self.path("d [1]/out")), [path])
+        said = said.getvalue()
+        for name, why in ((".git", "hidden; name"), ("sub/.ipynb_checkpoints", "hidden; name"),
+                          (".hidden.txt", "hidden; name"), ("out", "--out\n")):
+            self.assertIn(f"{self.path('d [1]', name)}: left out, because it is {why}", said)
+        self.assertNotIn("DS_Store", said)
+        named = self.path("d [1]", ".git")
+        self.assertEqual(sources.files_in([named]), [os.path.join(named, "x.txt")])
 
     def report_of(self, path):
         with contextlib.redirect_stderr(io.StringIO()) as said, contextlib.suppress(common.BadInput):
@@ -621,7 +671,7 @@ class BadFiles(Case):
                 self.refused("byte 280000 is 0", self.write("c.txt.gz", late), reader=reader)
 
     def test_json_lines(self):
-        lines = ['{"text": "a"}', "{", "[1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}',
+        lines = ['{"text": "a"}', "{", "1]", '{"text": 5}', '{"other": "x"}', '{"text": ""}',
                  '{"text": "half \\ud800 pair"}', "", '"b"']
         data = self.build("o", [self.write("a.jsonl", "\n".join(lines))], seed=None)
         counts = data["counts"]["text"]
@@ -633,6 +683,113 @@ class BadFiles(Case):
         self.build("other", [other], reader=sources.Reader(column="other"))
         self.refused("line 3 has 3 there", other, reader=sources.Reader(column="id"))
         self.refused("none of its lines", self.write("d.jsonl", '{"a":' * 100000))
+
+    def texts_of(self, name, content, **how):
+        """the documents of a file, in its order; self.said is what was said about it"""
+        reader, counts, texts = sources.Reader(**how), sources.new_counts(), []
+        with contextlib.redirect_stderr(io.StringIO()) as said:
+            for unit in reader.units([self.write(name, content)]):
+                for piece in reader.pieces(unit, counts, [0]):
+                    texts += [""] * piece.first
+                    texts[-1] += piece.text.decode()
+            sources.report(counts)
+        self.said = said.getvalue()
+        return texts
+
+    def test_json_in_any_layout(self):
+        texts = ["one \u00e9", "two ][ {", "three\nlines", ""]
+        records, ascii_only = [{"text": t, "n": [1, {"text": "x"}]} for t in texts], [True, False]
+        each = [json.dumps(r) for r in records]
+        layouts = [json.dumps(records, ensure_ascii=a, indent=i) for a in ascii_only for i in (None, 0, 2)]
+        layouts += ["[\n" + ",\n".join(each) + "\n]\n", "[" + "\n,".join(each) + "]", ",\n".join(each),
+                    "".join(each), "\r".join(each), "\n".join(json.dumps(r, indent=1) for r in records),
+                    "\ufeff\n" + json.dumps(records),
+                    "\n".join(f"[{e}]" for e in each), f"[[{each[0]}], [[{each[1]}, {each[2]}]], {each[3]}, []]",
+                    "\n\ufeff".join(each), each[0] + "\n" + json.dumps(records[1:], indent=1)]
+        for i, layout in enumerate(layouts):
+            for block, name in ((1, "a.json"), (1 << 17, "a.jsonl"), (7, "a.json.gz")):
+                data = layout.encode()
+                with mock.patch.object(sources, "BLOCK_BYTES", block), mock.patch.object(sources, "PIECE_BYTES", 5):
+                    found = self.texts_of(f"{i}{name}", gzip.compress(data) if name.endswith("gz") else data)
+                self.assertEqual(found, texts[:3], (name, layout))
+                self.assertEqual(self.said, "1 empty documents skipped\n")
+        whole = json.dumps(records, indent=1)
+        for text, line, got in ((whole[:-1], 38, "the end of"), (whole[:60], 2, "{"), ('["a", "b"]', 1, '"a"'),
+                                (each[0] + "\n[1]\n" + each[1], 2, "1]"), ("[" * 10**5, 1, "the end of"),
+                                (each[0] + "\n[null]", 2, "null"), (whole.replace('"n":', '"n"', 1), 2, "{")):
+            words = re.escape(f"a.json: line {line}: expected objects up to the end of a JSON array (]), got '{got}")
+            self.refused(words, self.write("a.json", text))
+        self.assertEqual(self.texts_of("c.jsonl", '{"text": "cut\n{"text": "a"}\n{"text": "x",\n{"text": "b"}\n{"te'),
+                         ["a", "b"])
+        self.assertIn("3 records without text skipped", self.said)
+        self.refused("expected UTF-8, got UTF-16", self.write("w.jsonl", each[0].encode("utf-16")))
+
+    def test_quotation_marks_in_tables(self):
+        """(rows, their texts, what is said) as the two readings have it"""
+        plain, quoted = "rows with quotation marks as text", "rows with quotation marks around fields"
+        cases = (('1\t"Hello.\n2\tBye."\n3\tx\n', ['"Hello.', 'Bye."', "x"], f"3 {plain}; with quotation marks around "
+                  "fields they were 2"),
+                 ('1\t"a"\n2\tb "c"\n', ['"a"', 'b "c"'], ""), ('1\t"a\n2\tb\n', ['"a', "b"], ""),
+                 ('1\t"a ""b"""\n2\tc\n', ['a "b"', "c"], ""), ('1\t"a\nb"\n2\tc\n', ["a\nb", "c"], ""),
+                 ('1\t"a"\n2\t"b"\n', ["a", "b"], ""), ('1\ta\\nb\n', ["a\\nb"], ""),
+                 ("1\ta\r\n2\tb\r\n", ["a", "b"], ""),
+                 ("1\ta\\\tb\n2\tc\n", ["a\tb", "c"], "2 rows with quotation marks around fields and backslashes"))
+        for text, wanted, said in cases:
+            self.assertEqual(self.texts_of("a.tsv", "id\ttext\n" + text), wanted)
+            self.assertIn(said, self.said)
+            self.assertEqual(bool(said), bool(self.said), self.said)
+        head = '"id"\t"text"\n1\t"a\n2\tb"\n3\tNA\n'
+        self.assertEqual(self.texts_of("head.tsv", head), ["a\n2\tb", "NA"])
+        self.assertIn(f"2 {quoted}; with quotation marks as text they were 3", self.said)
+        escaped = 'id,text\n1,"a \\"b\\", c"\n2,"d"\n'
+        self.assertEqual(self.texts_of("a.csv", escaped), ['a "b", c', "d"])
+        self.assertIn("2 rows with quotation marks around fields and backslashes", self.said)
+        self.refused("b.tsv: line 3: expected 2 fields, got 3", self.write("b.tsv", "id\ttext\n1\ta\n2\tb\tc\n"))
+
+    def test_lines_that_end_with_cr_and_marks_within_a_text(self):
+        for how, wanted in (("file", ["one\n\ntwo\n"]), ("line", ["one", "two"]), ("section", ["one\n\n", "two\n"])):
+            self.assertEqual(self.texts_of("a.txt", "one\r\rtwo\r", documents=how), wanted)
+            self.assertIn("1 files with CR at the ends of lines, read as LF", self.said)
+            for block in 1, 2, 5, 100:
+                with mock.patch.object(sources, "BLOCK_BYTES", block):
+                    text = "\ufeffone\n\n\ufefftw\ufeffo\n\u2ec2".encode() + b"\xef\xbb"
+                    found = self.texts_of("b.txt", text, documents=how)
+                    self.assertEqual("".join(found).replace("\n", ""), "onetwo\u2ec2\ufffd")
+                    if block > 2:
+                        self.assertIn("2 byte order marks within texts, left out", self.said)
+        for name, text in (("a.csv", 'id,text\r1,"a, b"\r2,c\r'), ("b.csv", 'id,text\n1,"a, b"\n\ufeff2,c\n')):
+            self.assertEqual(self.texts_of(name, text), ["a, b", "c"])
+
+    def test_a_file_that_stands_in_for_another(self):
+        pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n"
+        page = "<!DOCTYPE html>\n<html><head>"
+        for name in "a.jsonl", "a.txt", "a.parquet", "a.csv.gz", "a.txt.zst":
+            self.refused(f"{name}: a pointer of Git LFS, not the file; .*git lfs pull", self.write(name, pointer))
+            if name != "a.txt":
+                self.refused(f"{name}: a page of HTML, .*hf download", self.write(name, page))
+                self.refused(f"{name}: a server's refusal, .*hf download", self.write(name, "Entry not found"))
+        self.refused("b.jsonl.gz: a page of HTML", self.write("b.jsonl.gz", gzip.compress(page.encode())))
+        self.assertEqual(self.texts_of("a.txt", page), [page])              # which is text
+        self.assertEqual(self.texts_of("a.txt", pointer + "x" * 1024), [pointer + "x" * 1024])
+        said = self.script("verify", self.write("a.bin", pointer), code=2)
+        self.assertIn("a.bin: a pointer of Git LFS", said)
+
+    def test_a_tokenizer_that_is_not_here(self):
+        for name in "gpt2", "bert", "bpe":
+            hub = self.write(f"{name}/models--a--b/snapshots/0123/x", "")
+            model = os.path.dirname(os.path.dirname(os.path.dirname(hub)))
+            for place, words in (("a-b/gpt2", "gpt2: no such directory; .*: hf download a-b/gpt2 "),
+                                 (model, "a cache of the hub.*0123/"), (self.path(name), "a cache of the hub.*0123/"),
+                                 ("/no/such/place", "place: no such dir")):
+                with self.assertRaisesRegex(common.BadInput, words):
+                    encoding.ENCODINGS[name](place)
+
+    def test_xz_takes_a_bounded_memory(self):
+        filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
+        path = self.write("a.txt.xz", lzma.compress(b"a", filters=filters))
+        self.refused("a.txt.xz: xz needs more than 256 MB", path)
+        several = lzma.compress(b"one ") + bytes(8) + lzma.compress(b"two") + bytes(4)
+        self.assertEqual(self.texts_of("b.txt.xz", several), ["one two"])
 
     def test_the_ending_says_what_a_file_is(self):
         texts = ['one, "two"', "three\nfour"]
@@ -695,6 +852,23 @@ class BadFiles(Case):
         self.refused("damaged|not a whole", self.write("b.parquet", bytes(damaged)))
         reader = sources.Reader(column="body")
         self.refused("expected a column 'body', got text, n", path, reader=reader)
+
+    @needs("pyarrow")
+    def test_rows_of_parquet_are_bounded_before_they_are_read(self):
+        import pyarrow
+        long = "a " * 1000
+        one = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 50, pyarrow.int32()), pyarrow.array([long]))
+        path = parquet(self.path("one.parquet"), one)
+        with mock.patch.object(sources, "LINE_BYTES", 4000):
+            self.assertEqual(self.texts_of("x.txt", "a"), ["a"])
+            reader = sources.Reader()
+            unit, = reader.units([path])
+            self.assertLess(reader.batch_rows(reader.parquet(path), unit), 50)
+            self.assertEqual([r["text"] for r in reader.records(unit, {})], [long.encode()] * 50)
+        with mock.patch.object(sources, "LINE_BYTES", 1999):
+            self.refused("one.parquet: row group 0: expected at most 0 MB in a row, got more", path)
+            path = parquet(self.path("two.parquet"), [f"{i} {long}" for i in range(9)])
+            self.refused("two.parquet: row group 0: expected at most 0 MB in a row, got 0 MB in 9", path)
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -914,6 +1088,10 @@ class Pairs(Case):
         said = self.script("text", "--out", self.path("n"), "--pairs", "halves", few, code=2)
         self.assertIn("0 pairs; --val_pairs 1000 leaves none to train on", said)
         self.assertEqual(os.listdir(self.path("n")), [])
+        own = self.write("own/text_train_pairs.txt", "my own")
+        said = self.script("text", "--out", self.path("own"), "--pairs", "halves", few, code=2)
+        self.assertIn("text_train_pairs.txt: is there already", said)
+        self.assertEqual(read(own), b"my own")
 
     @needs("pytrec_eval", "xxhash")
     @needs_real("vocab.txt")
@@ -1167,9 +1345,14 @@ class Scripts(Case):
             self.write(f"hub/{hubs}", read(real(name)))
         self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("b"))
         self.assertTrue(same("b"))
+        self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("b"))         # again
+        self.write("own/vocab.bpe", "my own")
+        said = self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("own"), code=2)
+        self.assertIn("own/vocab.bpe: is there already, with other contents", said)
+        self.assertEqual(read(self.path("own/vocab.bpe")), b"my own")
         self.write("hub/merges.txt", read(real("vocab.bpe"))[:-9])
         said = self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("d"), code=2)
-        self.assertIn("removed again", said)
+        self.assertIn("an unknown vocabulary", said)
         self.assertEqual([n for n in names if os.path.exists(self.path("d", n))], [])
         self.assertIn("expected encoder.json and vocab.bpe, or",
                       self.script("vocabulary", "--local", self.folder, "--out", self.path("e"), code=2))
@@ -1178,6 +1361,13 @@ class Scripts(Case):
         path = self.write("a.txt", "one two\n\nthree")
         self.assertIn("no validation shard: for one, give --val_tokens", self.prepare("text", "f", path))
         self.assertNotIn("no validation shard", self.prepare("text", "v", "--val_tokens", "2", path))
+        long = self.write("long.txt", "one two three four " * 6000)
+        self.assertNotIn("no validation shard", self.prepare("text", "both", long))
+        shards = sorted(glob.glob(self.path("both", "*.bin")))
+        self.assertEqual([(os.path.basename(s), header(s)[2]) for s in shards], [
+            ("text_train_000001.bin", 24002 - 2478), ("text_val_000000.bin", 2478)])
+        self.prepare("text", "train", "--val_tokens", "0", long)
+        self.assertIn("already complete", self.prepare("text", "train", long))      # as an earlier version left it
         self.prepare("text", "h", "--text", self.write("a.html", "one two\n\nthree"))
         self.assertEqual(all_tokens(self.path("h")).tolist(), all_tokens(self.path("f")).tolist())
         for args in ((), ("-",), (self.path("a.html"),), ("--shard_tokens", "0", path), ("--no_such", path),
@@ -1322,7 +1512,8 @@ class Scripts(Case):
     @unittest.skipUnless(HAS_TRAINER, "train_gpt2 is not built")
     def test_the_trainer_reads_them(self):
         self.script("tinyshakespeare", "--local", REAL, "--out", self.path("o"))
-        self.script("text", "--tokenizer", REAL, "--out", self.path("b"), "--encoding", "bert", real("input.txt"))
+        self.script("text", "--tokenizer", REAL, "--out", self.path("b"), "--encoding", "bert", "--val_tokens", "0",
+                    real("input.txt"))
         for files in ((self.path("o", "tiny_shakespeare_train.bin"), self.path("o", "tiny_shakespeare_val.bin")),
                       (self.path("b", "text_train_000000.bin"),) * 2):
             code, said = ended(TRAINER, "--check", "--train_files", files[0], "--val_files", files[1], "--model",
@@ -1404,6 +1595,49 @@ class WithoutAVocabulary(Folder):
         with self.assertRaisesRegex(common.BadInput, "1 documents judged in test are not in the corpus, e.g. z"):
             check("x\ny\n", "w\n")
 
+    def test_odd_queries_of_mldr(self):
+        import mldr
+        query = {"query_id": "q", "query": "what", "positive_passages": [{"docid": "d"}]}
+        for passages in (5, "d", {"docid": "d"}, [5], [{}], [{"docid": ["d"]}], [{"docid": "a b"}], True):
+            path = self.write("q.jsonl", json_lines([{**query, "positive_passages": passages}]))
+            with self.assertRaisesRegex(common.BadInput, "query q has a positive passage without a docid"):
+                mldr.qrels(path)
+        odd = [{**query, "query_id": name} for name in ("\ud800", "", None, ["q"], 2.5, "a\u2003b")]
+        path = self.write("q.jsonl", json_lines([*odd, {**query, "query": 5}, {**query, "query_id": 7}, query]))
+        self.assertEqual(mldr.qrels(path), (b"7 0 d 1\nq 0 d 1\n", {"d"}))
+
+    def test_the_validation_split_of_a_text(self):
+        import text
+        path = self.write("a.txt", "x" * 100_000)
+        self.assertEqual(text.val_tokens_of(self.path("none"), [path]), 100_000 // 46)
+        self.assertEqual(text.val_tokens_of(self.path("none"), [path] * 460 + [self.write("b.txt", "x")]), 1_000_000)
+        self.assertEqual(text.val_tokens_of(self.path("none"), [self.write("c.txt", "x" * 99_999)]), 0)
+        for first, wanted in (("text_train_000000.bin", 0), ("text_val_000000.bin", 100_000 // 46)):
+            manifest = common.Manifest(self.folder, {"streams": {"text": {"first": first}}}, {})
+            manifest.save()
+            self.assertEqual(text.val_tokens_of(self.folder, [path]), wanted)
+
+    def test_the_bound_of_a_record_is_a_flag(self):
+        self.start(mock.patch.object(sources, "LINE_BYTES", sources.LINE_BYTES))
+        p = common.parser("", "o")
+        p.parse_args([])
+        self.assertEqual(sources.LINE_BYTES, 64 << 20)
+        p.parse_args(["--record_mb", "3"])
+        self.assertEqual(sources.LINE_BYTES, 3 << 20)
+
+    def test_a_line_of_wikitext_is_bounded(self):
+        import wikitext
+        reader, path = wikitext.WikiReader("file"), self.write("wiki.train.tokens", " = A = \n" + "a" * 99)
+        with mock.patch.object(sources, "LINE_BYTES", 50):
+            with self.assertRaisesRegex(common.BadInput, "line 2: .* in a line"):
+                list(reader.pieces(reader.units([path])[0], sources.new_counts(), [0]))
+        said = contextlib.redirect_stderr(io.StringIO())
+        for text, words in ((" = A = \n", None), (" = B = \n", "w_val.txt: is there already, with other contents")):
+            files = {split: [self.write("wiki.train.tokens", text)] for split in wikitext.SPLITS}
+            with said, self.assertRaisesRegex(common.BadInput, words) if words else contextlib.nullcontext():
+                wikitext.write_bytes(reader, files, self.path("w"))
+        self.assertEqual(read(self.path("w_val.txt")), b" = A = \n")
+
     def test_an_ending_of_hellaswag_begins_with_a_space(self):
         import hellaswag
         record = {"ctx": "ab", "label": "2", "endings": ["c", "d", "ef", "g"]}
@@ -1450,6 +1684,34 @@ class Verify(Case):
         found("expected at least 1024 bytes", whole[:100], manifest=False)
         found("expected at least 1024 bytes", b"", manifest=False)
         found("tokens of its header", whole[:-2], manifest=False)
+
+    def test_a_manifest_with_other_contents(self):
+        path = self.path("o", common.MANIFEST)
+        good = common.read_manifest(path)
+        shard = good["shards"][0]
+        bad = [{**good, key: value} for key in good if key != "format" for value in (None, 5, "x", [5], {"text": 5})
+               if not isinstance(value, dict) or key not in ("settings", "source")]
+        bad += [{**good, "shards": [{**shard, **change}]} for change in (
+            {"file": "../x.bin"}, {"file": ".."}, {"file": 5}, {"file": "a\0b"}, {"bytes": -1}, {"bytes": "9"},
+            {"sha256": None}, {"next": 5}, {"next": {"piece": "x"}}, {"tokens": []}, {"stream": []}, {"ids": {}})]
+        bad += [{**good, "counts": {"text": {"empty": "many"}}}, {**good, "files": [shard, {}]}]
+        bad += [{k: v for k, v in good.items() if k != key} for key in good if key != "files"]
+        for data in bad:
+            self.write("o/" + common.MANIFEST, json.dumps({**data, "checksum": common.checksum_of(data)}))
+            with self.assertRaisesRegex(common.BadInput, "manifest.json: not a manifest of format", msg=data):
+                common.read_manifest(path)
+        lacking = {**good, "complete": False, "shards": [{k: shard[k] for k in ("file", "bytes", "sha256")}]}
+        self.write("o/" + common.MANIFEST, json.dumps({**lacking, "checksum": common.checksum_of(lacking)}))
+        self.assertIn("not complete", self.script("verify", self.path("o"), code=2))
+
+    def test_what_verify_lacks_is_no_finding(self):
+        self.write("hidden/numpy.py", "raise ImportError('hidden')")
+        said = self.script("verify", self.path("o"), code=2, env={"PYTHONPATH": self.path("hidden")})
+        self.assertRegex(said, "^verify.py: Python's module numpy is missing: [^\n]*\n$")
+        said = self.script("verify", "--tokenizer", self.path("none"), self.name, code=2)
+        self.assertRegex(said, "^verify.py: [^\n]*none: no such directory[^\n]*\n$")
+        short = self.write("e.bin", struct.pack("<256i", 20240522, 1, 1, 9, *[0] * 252))
+        self.assertIn("1 examples", self.script("verify", "--sample", "3", short))
 
     def test_the_directory(self):
         self.write("o/stray.bin", read(self.name))
