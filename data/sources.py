@@ -387,13 +387,13 @@ def json_records(stream, counts, path, column=None):
 def table_rows(path, how, counts, progress=None):
     """(line, fields) of the rows of a .csv or .tsv file; how: with quotation marks around fields ("quoted"), with
     backslashes before special characters as well ("escaped"), or with both as text ("plain")"""
-    mark, number, size = TABLES[kind_of(path)], 0, 0
+    mark, number, size, fields = TABLES[kind_of(path)], 0, 0, 0
 
     def lines(stream):
-        nonlocal number, size
+        nonlocal number, size, fields
         for number, line in enumerate(lines_of(io.BufferedReader(Joined(text_of(stream, path, counts))), path), 1):
-            size += len(line)
-            if size > LINE_BYTES or line.count(mark.encode()) > LINE_BYTES >> 6:
+            size, fields = size + len(line), fields + line.count(mark.encode())
+            if size > LINE_BYTES or fields > LINE_BYTES >> 6:
                 raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB and "
                                f"{LINE_BYTES >> 6:,} fields in a row, got more (--record_mb)")
             yield valid(line, counts).decode("utf-8")
@@ -409,7 +409,7 @@ def table_rows(path, how, counts, progress=None):
                 for row in rows:
                     if row:
                         yield number, row
-                    size = 0
+                    size = fields = 0
                     if progress:
                         progress[0] = below.tell()
             except csv.Error as e:
@@ -506,6 +506,10 @@ class Reader:
             missing = [c for c in self.columns if c not in file.schema_arrow.names]
             if missing:
                 raise BadInput(f"{path}: expected a column '{missing[0]}', got {', '.join(file.schema_arrow.names)}")
+            kind = str(file.schema_arrow.field(self.columns[0]).type)
+            if not (self.make or re.match("(dictionary<values=)?(large_|fixed_size_)?(string|binary)|null", kind)):
+                raise BadInput(f"{path}: expected text in column '{self.columns[0]}', got {kind}; name another by "
+                               "--column")
             share = os.path.getsize(path) // max(file.num_row_groups, 1)
             units += [Unit(path, g, share) for g in range(file.num_row_groups)]
         return units

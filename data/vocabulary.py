@@ -13,11 +13,12 @@ Time      seconds
 
 Writes encoder.json and vocab.bpe.
 """
+import hashlib
 import os
 
-from common import BadInput, console, locked, parser, run, say, write_own
+from common import BadInput, check_own, console, locked, parser, run, say, write_file
 from download import cache_of, hub_file
-from encoding import first_file, gpt2_ranks
+from encoding import check_directory, first_file, gpt2_ranks
 
 REPO = "openai-community/gpt2"
 NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}               # OpenAI's, the hub's
@@ -27,6 +28,7 @@ def source_files(args):
     """({name: path}, where from)"""
     local = args.local or args.tokenizer
     if local:
+        check_directory(local, *NAMES.values())
         found = {name: first_file(local, (name, other)) for name, other in NAMES.items()}
         if not all(found.values()):
             raise BadInput(f"{local}: expected encoder.json and vocab.bpe, or vocab.json and merges.txt there")
@@ -39,8 +41,11 @@ def main(argv):
     files, where = source_files(args)
     gpt2_ranks(os.path.dirname(files["encoder.json"]))
     with locked(args.out):
-        for name, path in files.items():
-            write_own(os.path.join(args.out, name), console.read_bytes(path))
+        contents = {os.path.join(args.out, name): console.read_bytes(path) for name, path in files.items()}
+        for path, data in contents.items():
+            check_own(path, hashlib.sha256(data).hexdigest())
+        for path, data in contents.items():
+            write_file(path, data)
     say(f"wrote {args.out}/encoder.json and {args.out}/vocab.bpe, from {where}")
 
 
