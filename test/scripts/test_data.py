@@ -585,7 +585,7 @@ class BadFiles(Case):
                  ("v.jsonl", b'{"a": [' + b"0," * 900, "file", "v.jsonl: line 1: .* and 125 values in a"),
                  ("a.csv", b'text,id\n"' + b"a\n" * 2000, "file", "a.csv: line 1001: expected at most 0 MB and"),
                  ("b.csv", b"text,id\n" + b"," * 50, "file", "b.csv: line 2: expected at most 0 MB and 31 fields"),
-                 ("c.csv", b"text,id\n" + b'"\n",' * 50, "file", "c.csv: line 33: expected at most 0 MB and 31 fields"),
+                 ("c.csv", b"text,id\n" + b'"\n",' * 50, "file", "c.csv: line 34: expected at most 0 MB and 31 fields"),
                  ("b.tsv", b"text\tid\n" + b"\t" * 50, "file", "b.tsv: line 2: expected at most 0 MB and 31 fields"),
                  ("a.txt.xz", lzma.compress(line), "line", "line 1: expected at most"),
                  ("b.txt", b"abc\n" * 1000, "blank", "expected at most 0 MB in a document, got more; --documents file"),
