@@ -419,11 +419,14 @@ class Restart(Case):
         os.remove(own)
         mine, link = self.write("mine.txt", "mine"), self.path("o", f"{common.TEMPORARY}{whole[1]['file']}")
         os.symlink(mine, link)
-        os.makedirs(self.path("o", common.TEMPORARY + "notes"))
+        notes = common.TEMPORARY + "notes"
+        self.write("o/" + notes, "my own")
         self.build("o", self.paths)
-        self.assertEqual(contents(self.path("o")), contents(self.path("whole")))
+        self.assertEqual(contents(self.path("o")), {**contents(self.path("whole")), notes: b"my own"})
+        os.symlink(mine, link)
+        with self.assertRaisesRegex(common.BadInput, "cannot write: File exists"):
+            common.ShardWriter(self.path("o"), whole[1]["file"])
         self.assertEqual(read(mine), b"mine")
-        self.assertTrue(os.path.exists(self.path("o", common.TEMPORARY + "notes")))
 
     def test_a_limit_that_was_reached_before_the_end(self):
         for shard in 500, 499:                      # the second one ends within a piece
