@@ -139,7 +139,7 @@ class Manifest:
     def load(self):
         """takes over what an earlier run left, which must have had the same settings and source"""
         for name in os.listdir(self.directory):
-            if name.startswith(TEMPORARY) and name.endswith(".bin"):
+            if re.fullmatch(re.escape(TEMPORARY) + r".*\.bin|\.tmp-[0-9a-f]{16}", name):      # of a killed run
                 remove_quietly(os.path.join(self.directory, name))
         if not os.path.exists(self.path):
             return
