@@ -61,13 +61,41 @@ TEST_CASE("shards: a pattern names the files that it names in a shell", "[data][
             INFO(pattern);
             const std::vector<std::string> expected = globbed(pattern);
             found += expected.size();
-            if (!path_exists(pattern)) {
+            if (!path_exists(dir.path + rest)) {            // its own name otherwise
                 if (expected.empty()) { CHECK(throws_with([&] { expand_pattern(pattern); }, "no file matches") == 2); }
                 else { CHECK(expand_pattern(pattern) == expected); }
             }
         }
     }
     CHECK(found > 60);
+}
+
+TEST_CASE("shards: what has the name of a pattern's part is meant by it", "[data]") {
+    TempDir dir;
+    const std::vector<std::string> named = {"my [d]", "a*", "w?y", "{x}", "~", "b\\c", "[!z]", "[", "c[*"};
+    for (const std::string& name : {"my d", "ab", "way", "y", "1"}) { io_mkdirs(dir / name); }
+    for (const std::string& in : named) {
+        for (const char* file : {"/s_0.txt", "/s_1.txt", "/.s_2.txt", "/[e]/s_3.txt"}) {
+            io_mkdirs(dir / in + "/[e]");
+            write_file(dir / in + file, "");
+            write_file(dir / "1/s_0.txt", "");
+        }
+    }
+    char* const before = getcwd(nullptr, 0);
+    REQUIRE(chdir(dir.path.c_str()) == 0);          // relative, too: ~ is then the directory of that name
+    for (const std::string& start : {dir.path + "/", std::string()}) {
+        for (const std::string& name : named) {
+            const std::string in = start + name;
+            INFO(in);
+            CHECK(expand_pattern(in + "/s_*.txt") == std::vector<std::string>{in + "/s_0.txt", in + "/s_1.txt"});
+            CHECK(expand_pattern(in + "/[e]/*") == std::vector<std::string>{in + "/[e]/s_3.txt"});
+            CHECK(expand_pattern(in + "/*/s_?.txt") == std::vector<std::string>{in + "/[e]/s_3.txt"});
+        }
+    }
+    io_mkdirs("[12]");                              // where the name leads nowhere, a pattern after all
+    CHECK(expand_pattern("[12]/s_*") == std::vector<std::string>{"1/s_0.txt"});
+    REQUIRE(chdir(before) == 0);
+    free(before);
 }
 
 TEST_CASE("shards: every window and every stretch of the stream holds the right ids", "[data][P8]") {

@@ -114,34 +114,34 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     return s;
 }
 
-// Adds the paths that consist of `start`, which is "" or a directory and its slash, and a match of `pattern`. (glob(3)
-// does the same, but ends the program if an allocation fails.)
+// Adds the paths that consist of `start`, which is "" or a directory and its slash, and a match of `pattern`. A part of
+// the pattern that is the name of something there is that name; only if this leads nowhere, it is a pattern. (glob(3)
+// knows no such names, and ends the program if an allocation fails.)
 inline void match_pattern(const std::string& start, const std::string& pattern, std::vector<std::string>& paths) {
-    const size_t slash = pattern.find('/');
+    const size_t slash = pattern.find('/'), found = paths.size();
     const std::string part = pattern.substr(0, slash);
-    std::vector<std::string> names = {part};
-    if (part.find_first_of("*?[\\") != std::string::npos) {
-        names = list_directory(start.empty() ? "." : start);
-        const auto other = [&](const std::string& n) { return fnmatch(part.c_str(), n.c_str(), FNM_PERIOD) != 0; };
-        names.erase(std::remove_if(names.begin(), names.end(), other), names.end());
-    }
-    for (const std::string& name : names) {
-        const std::string path = start + name;
+    const auto take = [&](const std::string& path) {
         if (slash == std::string::npos) {
             if (name_is_taken(path)) { paths.push_back(path); }
-        } else if (name.empty() || is_directory(path)) {
+        } else if (path == start || is_directory(path)) {
             match_pattern(path + "/", pattern.substr(slash + 1), paths);
         }
+    };
+    take(start + part);
+    if (paths.size() > found || part.find_first_of("*?[\\") == std::string::npos) { return; }
+    for (const std::string& name : list_directory(start.empty() ? "." : start)) {
+        if (fnmatch(part.c_str(), name.c_str(), FNM_PERIOD) == 0) { take(start + name); }
     }
 }
 
 // The files that match a pattern, in byte order in any locale: * ? [...] as in a shell, and ~/ at its start.
 inline std::vector<std::string> expand_pattern(const std::string& pattern) {
-    if (path_exists(pattern)) { return {pattern}; }             // the name of a file may contain [ or *
-    const char* home = getenv("HOME");
-    const bool at_home = pattern.compare(0, 2, "~/") == 0 && home != nullptr;
     std::vector<std::string> paths;
-    match_pattern("", at_home ? home + pattern.substr(1) : pattern, paths);
+    match_pattern("", pattern, paths);
+    const char* home = getenv("HOME");
+    if (paths.empty() && starts_with(pattern, "~/") && home != nullptr) {
+        match_pattern(home + std::string("/"), pattern.substr(2), paths);
+    }
     check(!paths.empty(), "no file matches '%s' (quote a pattern, so that the shell leaves it alone)", pattern.c_str());
     std::sort(paths.begin(), paths.end());
     return paths;
