@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "../base/common.h"
+#include "stand_in.h"
 
 // The library checks itself in destructors. What it finds there is a value that was left half made when an allocation
 // failed; thrown from a destructor, this ends the program as any other failed allocation does.
@@ -63,7 +64,10 @@ inline nlohmann::json parse_json_line(const std::string& line) {
     return nlohmann::json::accept(line) ? parse_json<nlohmann::json>(line, "not a record") : nlohmann::json();
 }
 
-inline Json read_json(const std::string& path) { return parse_json(read_file(path, JSON_MAX_BYTES), path); }
+inline Json read_json(const std::string& path) {
+    refuse_stand_in(path);
+    return parse_json(read_file(path, JSON_MAX_BYTES), path);
+}
 
 // One line (indent -1) or a pretty print. Bytes that are not UTF-8 (a path may hold any) become U+FFFD, not an error.
 template <class J> std::string json_text(const J& j, int indent = -1) {

@@ -35,6 +35,7 @@ struct LlmcModel {
     explicit LlmcModel(const std::string& path) : file(path) {
         const char* p = path.c_str();
         int32_t header[256];
+        refuse_stand_in(path);
         check(file.size >= sizeof(header), "%s: expected an llm.c model, which has a header of %zu bytes, got %zu", p,
               sizeof(header), (size_t)file.size);
         file.read(header, sizeof(header), 0);
@@ -121,6 +122,7 @@ constexpr size_t MAX_SHARDS = 512;              // each is an open file
 // {"metadata": {...}, "weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
 inline SafetensorsFiles open_shards(const std::string& index) {
     const char* p = index.c_str();
+    refuse_stand_in(index);
     const auto j = parse_json<nlohmann::json>(read_file(index, JSON_MAX_BYTES), index);
     const nlohmann::json& map = json_at(j, "weight_map", index);
     check(map.is_object() && !map.empty(), "%s: weight_map: expected an object that names tensors, got %s", p,
@@ -159,6 +161,7 @@ inline SafetensorsFiles open_shards(const std::string& index) {
 // If the run has deleted that checkpoint in the meantime, the newest one is taken instead.
 inline std::string find_weights(const std::string& path) {
     static std::set<std::string> found;
+    refuse_hub_name(path);
     const bool gone = found.count(path) > 0 && !path_exists(path);
     const std::string run = gone ? path.substr(0, path.rfind('/')) : path;
     const bool model = path_exists(path + "/" + WEIGHTS_FILE) || path_exists(path + "/" + INDEX_FILE);
@@ -176,6 +179,10 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
             check(whole || split || !path_exists(dir + "/" + name), "%s: holds %s, which only PyTorch reads; convert it"
                   " by python3 -c \"from transformers import AutoModelForPreTraining as M; M.from_pretrained('%s')."
                   "save_pretrained('%s')\"", dir.c_str(), name, dir.c_str(), dir.c_str());
+        }
+        for (const std::string& name : list_directory(dir)) {       // as nanoGPT's ckpt.pt
+            const bool other = ends_with(name, ".pt") || ends_with(name, ".pth") || ends_with(name, ".gguf");
+            if (other && !whole && !split) { refuse_stand_in(dir + "/" + name); }
         }
         check(whole || split,
               "%s: expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them "

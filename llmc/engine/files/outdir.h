@@ -134,6 +134,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool m
         names.push_back(name);
         if (model_alone && (name == "state.json" || starts_with(name, "optimizer_"))) { continue; }
         const uint64_t size = File(file).size;              // first, as it costs nothing
+        if (size != sum.bytes) { refuse_stand_in(file); }
         check(size == sum.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)", file.c_str(),
               (size_t)sum.bytes, (size_t)size);
         const FileSum found = sum_file(file);

@@ -216,6 +216,7 @@ private:
 
     void read_header() {
         const char* path = file.path.c_str();
+        refuse_stand_in(path);
         check(file.size >= 8, "%s: expected a safetensors file, got %zu bytes", path, (size_t)file.size);
         unsigned char raw[8];
         file.read(raw, 8, 0);

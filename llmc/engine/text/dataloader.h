@@ -28,6 +28,7 @@
 
 #include "../../base/common.h"
 #include "../../base/portable.h"
+#include "../stand_in.h"
 
 constexpr int SHARD_HEADER_BYTES = 1024;
 constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
@@ -60,6 +61,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     s.path = path;
     s.file_bytes = file.size;
     const char* name = path.c_str();
+    refuse_stand_in(path, ends_with(path, ".txt"));
     // 1 text: each byte is a token
     if (ends_with(path, ".txt")) {
         check(file.size > 0, "%s: the file is empty", name);

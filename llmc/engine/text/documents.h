@@ -296,6 +296,7 @@ private:
     // f.names: the lines of NAME.ids
     static void read_names(DocumentFile& f, std::unordered_set<std::string>& seen) {
         const std::string path = ids_path(f.shard.path);
+        refuse_stand_in(path);
         const std::string text = read_file(path, 1u << 30);
         f.names.reserve(std::min(f.documents(), text.size()));
         for (size_t begin = 0; begin < text.size();) {

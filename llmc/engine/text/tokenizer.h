@@ -94,6 +94,7 @@ struct Tokenizer {
     // added tokens, and tokenizer.json, which is read instead and must have the same vocabulary.
     static Tokenizer load(const std::string& path) {
         Tokenizer t;
+        refuse_hub_name(path);
         t.path = is_directory(path) ? find_in(path) : path;
         const std::string dir = t.path.substr(0, t.path.rfind('/') + 1), name = t.path.substr(dir.size());
         const bool parts = name == "vocab.json" || name == "encoder.json" || name == "vocab.txt";
@@ -169,6 +170,7 @@ private:
     void read(const Beside& beside) {
         const bool json = ends_with(path, ".json"), lines = ends_with(path, ".txt");
         check(json || lines || ends_with(path, ".bin"), "%s: expected %s", path.c_str(), NAMES);
+        refuse_stand_in(path);
         const std::string text = read_file(path, MAX_FILE);
         if (!json && !lines) { return load_llmc(text); }
         const auto j = json ? parse_json<nlohmann::json>(text, path) : nlohmann::json();
@@ -218,6 +220,7 @@ private:
         for (const char* merges : {"vocab.bpe", "merges.txt"}) {
             const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
             if (files.size() > 1 || !path_exists(beside)) { continue; }
+            refuse_stand_in(beside);
             std::string text = read_file(beside, MAX_FILE);
             load_merges(beside, text);
             // some readers skip the first line, and what follows the last line end
