@@ -227,6 +227,8 @@ struct BERTData : TokenData {
             collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1, run.tokenizer.get());
         }
         check_reach(o, c, run.tokenizer.get());
+        say_repeated(train.get(), val.get());
+        say_repeated(pairs.get());
     }
     void record(Run& run) const {
         TokenData::record(run);

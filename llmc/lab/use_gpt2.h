@@ -201,6 +201,7 @@ struct GPT2Data : TokenData {
         const Options& o = run.o;
         if (!o.tasks.empty()) { tasks = open_tasks(o.tasks, c.V); }
         if (!o.hellaswag.empty()) { hellaswag = std::make_unique<HellaSwag>(load_hellaswag(o.hellaswag, c.V)); }
+        say_repeated(train.get(), val.get());
         int layer, head;
         if (!o.dump_bias.empty()) { parse_dump_bias(o, c, run.tokenizer.get(), val.get(), layer, head); }
         if (o.is_given("generate")) { prompt_ids(o.generate, c.V, run.tokenizer.get()); }

@@ -105,6 +105,21 @@ std::string groups_shard(const std::vector<uint16_t>& ids, int group, int docume
 // ----------------------------------------------------------------------------------------------------------
 // training
 
+TEST_CASE("bert: data that is read twice, or trained on and measured on, is named") {
+    if (!have_bert()) { return; }
+    Bert place;
+    const std::string a = place / "pairs_1.txt", b = place / "pairs_2.txt";
+    write_file(a, "a query\ta passage\nanother\tone more\n");
+    const Flags pairs = place.base.without("--train_files").without("--val_files").with("--val_every 0 --B 1 --check");
+    CHECK(!contains(place.run(pairs.set("--pairs", place / "pairs_*.txt")).err, "warning"));
+    REQUIRE(symlink("pairs_1.txt", b.c_str()) == 0);
+    CHECK(contains(place.run(pairs.set("--pairs", place / "pairs_*.txt")).err,
+                   "warning: --pairs: " + b + " holds the same data as " + a + " of --pairs\n"));
+    CHECK(!contains(place.run(place.base.with("--check")).err, "warning"));
+    CHECK(contains(place.run(place.base.set("--val_files", place / "train.txt").with("--check")).err,
+                   "warning: --val_files: " + (place / "train.txt") + " holds the same data as "));
+}
+
 TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run goes on", "[bert_run]") {
     if (!have_bert()) { return; }
     Bert place;

@@ -1743,6 +1743,38 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     CHECK(contains(slow.err, "reading 5000 tokens of prompt"));
 }
 
+TEST_CASE("run: data that is read twice, or trained on and measured on, is named", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const std::string in = place / "d", other = place / "e";
+    const std::string train = in + "/a_train.bin", val = in + "/a_val.bin";
+    for (const std::string& dir : {in + "/.hidden", other}) { io_mkdirs(dir); }
+    auto ids = ids_below(300, 40000);
+    for (const std::string& name : {"/a_train.bin", "/.a_train.bin", "/.hidden/b_train.bin"}) {
+        write_file(in + name, shard(ids, 300, 40000));
+    }
+    ids.back() = 0;                                             // another shard, with the same beginning
+    for (const std::string& path : {val, other + "/copy.bin"}) { write_file(path, shard(ids, 300, 40000)); }
+    REQUIRE(symlink(train.c_str(), (other + "/link").c_str()) == 0);
+    REQUIRE(link(train.c_str(), (other + "/hard").c_str()) == 0);
+    const std::string text = place / "train.txt";
+    const std::string both = " of --train_files, so what is measured on it is trained on, too\n";
+    const std::vector<std::vector<std::string>> cases = {       // the flags, which file is the same as which
+        {in + "/*_train.bin", val, "", ""}, {in + "/*.bin", val, val, val}, {text, text, text, text},
+        {in + "/*.bin", other + "/copy.bin", other + "/copy.bin", val},
+        {train, other + "/link", other + "/link", train}, {train, other + "/hard", other + "/hard", train}};
+    for (const auto& c : cases) {
+        const Outcome o = place.run(place.base.set("--train_files", c[0]).set("--val_files", c[1]).with("--check"));
+        INFO(c[0] << " " << c[1] << "\n" << o.err);
+        CHECK(o.code == 0);
+        const std::string said = "warning: --val_files: " + c[2] + " holds the same data as " + c[3] + both;
+        CHECK((c[2].empty() ? !contains(o.err, "warning") : o.err.compare(0, said.size(), said) == 0));
+    }
+    const Flags twice = place.base.set("--train_files", other + "/[hl]*").set("--val_files", val).with("--check");
+    CHECK(contains(place.run(twice).err, "--train_files: " + other + "/link holds the same data as " + other +
+                                         "/hard of --train_files\n"));
+}
+
 // A run on a shard of 260 tokens, with their vocabulary: the bytes, three merges, and <|endoftext|>
 struct WithVocabulary : Place {
     Flags ids;                                              // without --tokenizer

@@ -12,6 +12,7 @@
 #pragma once
 
 #include <iterator>
+#include <map>
 #include <random>
 
 #include "../files/checkpoint.h"
@@ -24,8 +25,8 @@
 // from run to run: the record of the data, and the flags
 
 // The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
-inline uint64_t sampled_sum(const File& file) {
-    const uint64_t block = 65536, count = 64;
+inline uint64_t sampled_sum(const File& file, uint64_t count = 64) {
+    const uint64_t block = 65536;
     std::vector<uint8_t> bytes(block);
     uint64_t sum = 0;
     if (file.size <= block * count) {
@@ -50,6 +51,23 @@ inline Json file_records(const std::vector<std::string>& paths) {
                         {"blocks", sum_text(sampled_sum(file))}});
     }
     return list;
+}
+
+// A line for each of these, the files of flags or null, that has a file a second time, by any name, link or copy
+template <class... Files> void say_repeated(const Files*... all) {
+    std::map<std::pair<uint64_t, uint64_t>, std::pair<std::string, std::string>> found;     // by size and contents
+    const auto look = [&](const auto* files) {
+        std::string what;
+        for (const std::string& path : files != nullptr ? file_paths(*files) : Names()) {
+            const File file(path);
+            const auto [same, fresh] = found.insert({{file.size, sampled_sum(file, 4)}, {files->flag, path}});
+            if (fresh || !what.empty()) { continue; }
+            what = path + " holds the same data as " + same->second.second + " of " + same->second.first;
+            if (same->second.first != files->flag) { what += ", so what is measured on it is trained on, too"; }
+        }
+        if (!what.empty() && comm().rank == 0) { say("warning: %s: %s", files->flag.c_str(), what.c_str()); }
+    };
+    (look(all), ...);
 }
 
 // Adds the files of a flag to the record of a run's data. If state.json, which also holds the flags, were too long to
