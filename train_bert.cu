@@ -487,7 +487,8 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
         double tokens_done = (double)o.total_batch;
         if (pairs != nullptr) { tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0); }
         if (batch.swapped > 0) {
-            run.log->record({{"kind", "swap"}, {"step", run.state.step}, {"groups", batch.swapped}});
+            const int64_t step = run.state.step + run.log->first_update;
+            run.log->record({{"kind", "swap"}, {"step", step}, {"groups", batch.swapped}});
             swapped += batch.swapped;
         }
         finish_step(run, model, gradient, start, tokens_done, flops);

@@ -238,7 +238,7 @@ inline std::vector<double> losses(const std::string& out) {
 inline void check_each_step_once(const std::string& out, int steps) {
     const std::vector<Json> train = of_kind(json_lines(out + "/log.jsonl"), "train");
     REQUIRE(train.size() == (size_t)steps);
-    for (int i = 0; i < steps; i++) { CHECK(train[(size_t)i].at("step") == i); }
+    for (int i = 0; i < steps; i++) { CHECK(train[(size_t)i].at("step") == i + 1); }
 }
 
 // the float32 payload of a safetensors file

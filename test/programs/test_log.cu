@@ -61,8 +61,8 @@ TEST_CASE("log: the formats", "[log]") {
                                                "s:12 trl:nan lr:0.000300 norm:0.50\n");
     CHECK(untimed(dir) ==
           R"({"kind":"val","step":0,"loss":5.25,"accuracy":0.25})" "\n"
-          R"({"kind":"train","step":0,"loss":2.0,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0})" "\n"
-          R"({"kind":"train","step":12,"loss":null,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0,"mfu":0.5,)"
+          R"({"kind":"train","step":1,"loss":2.0,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0})" "\n"
+          R"({"kind":"train","step":13,"loss":null,"lr":0.0003,"norm":0.5,"ms":10.0,"tok_per_s":1000.0,"mfu":0.5,)"
           R"("mem":1000000000.0,"skipped":"non-finite loss"})" "\n"
           R"({"kind":"eval","step":13,"T":64,"ppl":5.5})" "\n");
 }
@@ -104,7 +104,7 @@ TEST_CASE("log: killed anywhere and resumed from any earlier step, the files equ
     { Log log(whole.path); run(log, 0, 100, steps); }
     for (int64_t killed = 0; killed <= steps + 1; killed++) {
         for (int64_t resumed = 0; resumed <= std::min(killed, steps); resumed++) {
-            for (const char* torn : {"", "s:1", "s:3 tr", "{\"kind\":\"train\",\"step\":1,\"lo", "\n"}) {
+            for (const char* torn : {"", "s:1", "s:3 tr", "{\"kind\":\"train\",\"step\":2,\"lo", "\n"}) {
                 TempDir dir;
                 { Log log(dir.path); run(log, 0, killed, steps); }
                 if (strcmp(torn, "\n") != 0) {
@@ -118,6 +118,26 @@ TEST_CASE("log: killed anywhere and resumed from any earlier step, the files equ
                 REQUIRE(list_directory(dir.path).size() == 2); // no temporary file stays
             }
         }
+    }
+}
+
+TEST_CASE("log: one that counts updates from 0, as earlier versions did, resumes and counts on", "[log]") {
+    TempDir whole;
+    { Log log(whole.path); run(log, 0, 100, 10); }
+    std::string old = untimed(whole);                   // the same run's, by an earlier version
+    for (int step = 1; step <= 10; step++) {
+        const std::string line = "{\"kind\":\"train\",\"step\":", now = line + std::to_string(step);
+        REQUIRE(contains(old, now));
+        old.replace(old.find(now), now.size(), line + std::to_string(step - 1));
+    }
+    for (int64_t resumed = 0; resumed <= 10; resumed++) {
+        TempDir dir;
+        write_file(dir / "log.jsonl", old);
+        write_file(dir / "main.log", read_file(whole / "main.log"));
+        { Log log(dir.path, resumed); run(log, resumed, 100, 10); }
+        INFO("resumed at " << resumed);
+        CHECK(untimed(dir) == old);
+        CHECK(read_file(dir / "main.log") == read_file(whole / "main.log"));
     }
 }
 

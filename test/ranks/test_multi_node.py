@@ -93,7 +93,7 @@ class MultiNode(unittest.TestCase):
         with open(os.path.join(self.at("run"), "log.jsonl")) as f:
             records = [json.loads(line) for line in f]
         self.assertEqual([r["T"] for r in records if r["kind"] == "extrapolation"], [16, 32])
-        self.assertEqual(sorted({r["step"] for r in records if r["kind"] == "train"}), list(range(STEPS)))
+        self.assertEqual(sorted({r["step"] for r in records if r["kind"] == "train"}), list(range(1, STEPS + 1)))
 
     def test_the_default_values_of_the_runs(self):
         """--check accepts them for 8 ranks, with HellaSwag"""

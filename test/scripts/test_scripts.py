@@ -453,7 +453,7 @@ class TestRuns(Folder):
     def test_a_table_end_to_end(self):
         self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
         log = self.path("run", "wikitext-103", "1x2x32", "cable-T16", "seed_1", "log.jsonl")
-        self.assertEqual([r["step"] for r in self.records("train", os.path.dirname(log))], list(range(6)))
+        self.assertEqual([r["step"] for r in self.records("train", os.path.dirname(log))], list(range(1, 7)))
         before = os.stat(log).st_mtime_ns
         again = self.go("table4", "small", "cable", "learned", "--seeds", "1,2")
         self.assertEqual(os.stat(log).st_mtime_ns, before)
@@ -593,7 +593,7 @@ class TestBertRuns(Folder):
         self.assertEqual((table.count("already done: train"), table.count("already done: fine-tune")), (4, 4))
         self.assertEqual(self.go("table2", "cable", "learned", "--seeds", "1,2").count("\n$ "), 0)
         for data, steps in (("fineweb-edu-bert", 6), ("ms-marco", 4)):
-            self.assertEqual(self.steps(data, "1x2x32", "cable-T32", "seed_1"), list(range(steps)))
+            self.assertEqual(self.steps(data, "1x2x32", "cable-T32", "seed_1"), list(range(1, steps + 1)))
         evaluated = ("ms-marco", "1x2x32", "cable-T32", "seed_1", "eval", "mldr")
         found = [r for r in self.log(*evaluated) if r["kind"] == "retrieval"]
         self.assertEqual([(r["T"], r["queries"], r["documents"]) for r in found],

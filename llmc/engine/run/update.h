@@ -183,9 +183,8 @@ inline std::string rate_text(double rate) {
 }
 // A z-score in six columns: " +1.2z"; blank in a run's first 128 steps, which have none
 inline std::string z_text(double z) {
-    if (std::isnan(z)) { return ""; }
     const int decimals = std::fabs(z) < 9.95 ? 1 : 0;
-    return strprintf("%6s", strprintf(" %+.*fz", decimals, z).c_str());
+    return std::isnan(z) ? "" : strprintf("%6s", strprintf(" %+.*fz", decimals, z).c_str());
 }
 // The time that is left, in at most three columns up to 99 days: 42s, 75m, 27h, 12d
 inline std::string time_left(double seconds) {
@@ -219,7 +218,7 @@ inline std::string val_line(int64_t step, int64_t steps, double loss, uint64_t t
 // ----------------------------------------------------------------------------------------------------------
 // the logs: <out>/main.log in llm.c's format, and <out>/log.jsonl with one object per line
 //
-//   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0)
+//   main.log    s:12 tel:4.1234    s:12 trl:4.2345 lr:0.000300 norm:1.23           (steps count from 0, as in llm.c)
 //   log.jsonl   {"kind":"config","encoding":...,"flags":{...}}                     first, if the run trains
 //               {"kind":"train","step":12,"loss":...,"time":...}   {"kind":"val","step":12,"loss":...,"time":...}   ...
 //
@@ -320,9 +319,9 @@ struct Log {
     LogFile main_log, json_log;
     std::string heading;                                // lines to write before the first record
     std::set<std::string> stepless;                     // the records of log.jsonl without a step: evaluations
+    int64_t first_update = 1;   // its step in log.jsonl, as on the console; 0 in a log that an earlier version began
 
-    // resume_step < 0 starts new logs, and an earlier run's become main.log.1 and log.jsonl.1 (or 2, ...);
-    // otherwise the run continues with this step.
+    // resume_step: the run continues with it; < 0: new logs, and an earlier run's become main.log.1 and so on
     explicit Log(const std::string& out = "", int64_t resume_step = -1) {
         if (out.empty()) { return; }
         io_mkdirs(out);
@@ -334,6 +333,8 @@ struct Log {
         }
         const auto json_step = [&](const std::string& line) {
             const int64_t step = json_log_step(line);
+            const bool update = line.find("\"train\"") == 8 || line.find("\"swap\"") == 8;          // after {"kind":
+            if (update && step >= 0) { return step - (first_update = step == 0 ? 0 : first_update); }
             if (step == -1 && resume_step < INT64_MAX) { stepless.insert(untimed(parse_json_line(line))); }
             return step;
         };
@@ -349,8 +350,8 @@ struct Log {
 
     void train(const StepRecord& r) {
         main_log.append(strprintf("s:%lld trl:%.4f lr:%.6f norm:%.2f", (long long)r.step, r.loss, r.lr, r.norm));
-        Json j = {{"kind", "train"}, {"step", r.step}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.norm}, {"ms", r.ms},
-                  {"tok_per_s", r.tok_per_s}};
+        Json j = {{"kind", "train"}, {"step", r.step + first_update}, {"loss", r.loss}, {"lr", r.lr}, {"norm", r.norm},
+                  {"ms", r.ms}, {"tok_per_s", r.tok_per_s}};
         if (r.mfu >= 0) { j["mfu"] = r.mfu; }
         if (r.mem >= 0) { j["mem"] = r.mem; }
         if (!r.skipped.empty()) { j["skipped"] = r.skipped; }
