@@ -8,6 +8,7 @@
 
 #include <numeric>
 
+#include "../engine/run/plan.h"
 #include "../engine/text/tokenizer.h"
 #include "../matmul.cuh"
 #include "evaluate.h"
@@ -15,12 +16,14 @@
 #include "validate.h"
 
 constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
+constexpr uint64_t MAX_PROMPT = 16u << 20;      // bytes of a file
 
 struct Sampling {
     double temperature = 1.0;       // 0: the likeliest token
     int top_k = 0;                  // among the k likeliest, 0: all
     double top_p = 1.0;             // among the likeliest whose probabilities reach p
     uint64_t seed = 42;
+    int stop = -1;                  // the token that ends a text; -1: none
 };
 
 // u uniform in [0, 1) -> a token. Ties go to the smaller id.
@@ -52,6 +55,17 @@ inline int sample_token(const std::vector<float>& logits, const Sampling& s, dou
     return order[last];
 }
 
+// The prompt of --generate: its text, or that of @FILE
+inline std::string prompt_text(const Options& o) {
+    if (!starts_with(o.generate, "@")) { return o.generate; }
+    const std::string rest = o.generate.substr(1);
+    if (starts_with(rest, "@")) { return rest; }
+    check(path_exists(rest), "--generate %s: there is no such file (@@ begins a text that begins with @)",
+          o.generate.c_str());
+    refuse_stand_in(rest, true);
+    return read_file(rest, MAX_PROMPT);
+}
+
 // The ids of a prompt: its bytes, or the tokenizer's ids, or without one that can encode, numbers ("15496 995"). For an
 // empty prompt the end-of-text id, or a newline
 inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
@@ -68,8 +82,8 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
         return ids;
     }
     size_t at = 0;
-    while ((at = text.find_first_not_of(" ,", at)) != std::string::npos) {
-        const size_t end = std::min(text.find_first_of(" ,", at), text.size());
+    while ((at = text.find_first_not_of(" ,\t\r\n", at)) != std::string::npos) {
+        const size_t end = std::min(text.find_first_of(" ,\t\r\n", at), text.size());
         const std::string word = text.substr(at, end - at);
         char* rest = nullptr;
         const long id = strtol(word.c_str(), &rest, 10);
@@ -104,17 +118,22 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
     copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
 
-// Continues the prompt by n tokens, which it returns and prints to `out` (null: silent), as text with a tokenizer.
+// Continues the prompt by n tokens, or to the end of the text, returns them and prints them to `out` (null: silent), as
+// text with a tokenizer.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {
     const Doing generating("generating");
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(),
-          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a smaller --tokens",
-          prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
+          "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a shorter prompt, or a smaller "
+          "--tokens", prompt.size(), (long long)n, model.config.position.name.c_str(), (long long)reach);
     const size_t most = prompt.size() + (size_t)n;
     auto acts = activations_describe(model, 1, (int)most, Purpose::Generate, 0, (int)prompt.size());
+    if (prompt.size() >= LONG_PROMPT && (double)acts.bytes() > memory_available()) {
+        die(EXIT_OUT_OF_MEMORY, "--generate: a prompt of %zu tokens needs %s of memory, more than is available; give a "
+            "shorter one", prompt.size(), format_bytes((double)acts.bytes()).c_str());
+    }
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
@@ -139,8 +158,10 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
         read += count;
         check_finite("logits", logits.data(), logits.size());
         const double u = uniform01(sampling.seed, checksum("generate"), (uint64_t)(read - prompt.size()));
-        ids.push_back(sample_token(logits, sampling, u));
-        print(ids.back(), false);
+        const int next = sample_token(logits, sampling, u);
+        if (next == sampling.stop) { break; }
+        ids.push_back(next);
+        print(next, false);
     }
     if (out != nullptr) { fprintf(out, "%s\n", text.flush().c_str()); }
     acts.release();
@@ -204,7 +225,7 @@ struct GPT2Data : TokenData {
         say_repeated(train.get(), val.get());
         int layer, head;
         if (!o.dump_bias.empty()) { parse_dump_bias(o, c, run.tokenizer.get(), val.get(), layer, head); }
-        if (o.is_given("generate")) { prompt_ids(o.generate, c.V, run.tokenizer.get()); }
+        if (o.is_given("generate")) { prompt_ids(prompt_text(o), c.V, run.tokenizer.get()); }
     }
     void record(Run& run) const {
         TokenData::record(run);
@@ -226,11 +247,14 @@ template <class Model> void dump_bias(Model& model, const Run& run, const TokenF
 
 template <class Model> void generate_text(Model& model, const Run& run) {
     const Options& o = run.o;
-    const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed};
+    const Tokenizer* tokenizer = run.tokenizer.get();
+    const int stop = o.stop_at_eot ? end_of_text(model.config, tokenizer) : -1;
+    const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed, stop};
     const double start = wall_seconds();
-    const std::vector<int> prompt = prompt_ids(o.generate, model.config.V, run.tokenizer.get());
-    generate(model, prompt, o.tokens, sampling, run.tokenizer.get(), stdout);
-    fprintf(stderr, "%lld tokens, %.1f tokens/s\n", (long long)o.tokens, (double)o.tokens / (wall_seconds() - start));
+    const std::vector<int> prompt = prompt_ids(prompt_text(o), model.config.V, tokenizer);
+    const size_t n = generate(model, prompt, o.tokens, sampling, tokenizer, stdout).size();
+    const char* end = stop_signal == 0 && (int64_t)n < o.tokens ? ", up to the end of the text" : "";
+    fprintf(stderr, "%zu tokens%s, %.1f tokens/s\n", n, end, (double)n / (wall_seconds() - start));
 }
 
 // A sample of what the model writes by itself, different at every step

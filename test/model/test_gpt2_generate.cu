@@ -749,6 +749,13 @@ TEST_CASE("generate: the same seed gives the same text, printed as it comes", "[
     got.resize(fread(&got[0], 1, got.size(), out));
     fclose(out);
     CHECK(got == want + "\n");
+    // with a token that ends a text, what comes before it
+    for (size_t k = 0; k < a.size(); k++) {
+        const size_t first = (size_t)(std::find(a.begin(), a.end(), a[k]) - a.begin());
+        const std::vector<int> text = generate(model, prompt, 12, {8.0, 0, 1.0, 5, a[k]}, nullptr, nullptr);
+        CHECK(text == std::vector<int>(a.begin(), a.begin() + (long)first));
+    }
+    CHECK(generate(model, prompt, 12, {8.0, 0, 1.0, 5, V}, nullptr, nullptr) == a);
 }
 
 // ----------------------------------------------------------------------------------------------------------

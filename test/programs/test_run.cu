@@ -1743,6 +1743,37 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
     CHECK(contains(slow.err, "reading 5000 tokens of prompt"));
 }
 
+TEST_CASE("run: a prompt from a file is its text, whatever its length", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    write_file(place / "ids.bin", shard(ids_below(300, 2000), 300, 2000));
+    const Flags train = place.base.with("--steps 1 --val_every 0 --checkpoint_every 1");
+    REQUIRE(place.run(train).code == 0);
+    REQUIRE(place.run(train.set("--train_files", place / "ids.bin").set("--out", place / "ids")).code == 0);
+    const Flags use = Flags().with("--tokens 5 --threads 1").set("--load", place.out());
+    const std::string file = place / "prompt", a(6000, 'a');
+    const std::vector<std::vector<std::string>> cases = {       // model, in the file, the same as an argument
+        {place.out(), "what came\n", "what came\n"}, {place.out(), "@me", "@@me"},
+        {place.out(), a + "\xff", a + "\xff"}, {place.out(), "", "\n"},
+        {place / "ids", "5 299\n7\t8\r\n", "5 299 7 8"}};
+    for (const auto& c : cases) {
+        write_file(file, c[1]);
+        const Outcome o = place.run(use.set("--load", c[0]).set("--generate", "@" + file));
+        CHECK(o.code == 0);
+        CHECK(o.out == place.run(use.set("--load", c[0]).set("--generate", c[2])).out);
+    }
+    check_refused(place, {use.set("--generate", "@" + file + "s"), {"there is no such file (@@ begins a text"}});
+    check_refused(place, {use.set("--generate", "@" + place.path), {"not a regular file"}});
+    write_file(file, "version https://git-lfs.github.com/spec/v1\noid sha256:4d\nsize 5\n");
+    check_refused(place, {use.set("--generate", "@" + file), {"a Git LFS pointer"}});
+    REQUIRE(truncate((write_file(file, ""), file.c_str()), (16 << 20) + 1) == 0);
+    check_refused(place, {use.set("--generate", "@" + file), {"expected a file of at most 16.8 MB"}});
+    REQUIRE(truncate(file.c_str(), 8 << 20) == 0);
+    const std::string line = place.command(use.set("--generate", "@" + file)) + " 2>&1 >/dev/null | ";
+    const std::string said = "grep -q 'a prompt of 8388608 tokens needs .* GB of memory'";
+    CHECK(system(("ulimit -v 3000000; " + line + said).c_str()) == 0);
+}
+
 TEST_CASE("run: data that is read twice, or trained on and measured on, is named", "[run]") {
     if (!have_program()) { return; }
     Place place;
@@ -1803,6 +1834,22 @@ struct WithVocabulary : Place {
         return found;
     }
 };
+
+TEST_CASE("run: --generate ends with the text, unless --stop_at_eot 0", "[run][vocabulary]") {
+    if (!have_program()) { return; }
+    WithVocabulary place;
+    const Flags train = place.ids.set("--tokenizer", place.vocab).with("--steps 1 --checkpoint_every 1 --tokens 900");
+    const Outcome samples = place.run(train.with("--sample_every 1"));
+    const size_t begin = samples.out.find("---\n") + strlen("---\n");
+    CHECK(samples.out.find("<|endoftext|>", begin + 1) != std::string::npos);       // these do not end there
+    const Flags use = Flags().set("--load", place.out()).with("--tokens 900 --threads 1").set("--generate", "the");
+    const Outcome all = place.run(use.with("--stop_at_eot 0")), one = place.run(use);
+    const size_t end = all.out.find("<|endoftext|>");
+    REQUIRE((end != std::string::npos && end > 10));
+    CHECK(one.out == all.out.substr(0, end) + "\n");
+    CHECK((contains(all.err, "900 tokens, ") && contains(one.err, " tokens, up to the end of the text, ")));
+    CHECK(place.run(use.without("--generate").with("--generate= --tokens 3")).out.size() > strlen("<|endoftext|>") + 1);
+}
 
 TEST_CASE("run: without a tokenizer, texts end with GPT-2's token in GPT-2's vocabulary alone", "[run][vocabulary]") {
     if (!have_program()) { return; }

@@ -285,13 +285,18 @@ inline void set_position_json(Json& config, const PositionConfig& position, int 
 // ----------------------------------------------------------------------------------------------------------
 // the whole
 
+// The token that ends a text, at which --generate and transformers' generate() stop: the tokenizer's, or without one
+// GPT-2's; -1: none. tokenizer: may be null
+template <class Config> int end_of_text(const Config& c, const Tokenizer* tokenizer) {
+    if (tokenizer != nullptr && tokenizer->eot >= 0) { return tokenizer->eot; }
+    return c.V == 50257 ? 50256 : -1;
+}
+
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
 template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
                          mask_json(c.position));
-    // the token that ends a text, at which transformers' generate() stops: the tokenizer's, or without one GPT-2's
-    int end = c.V == 50257 ? 50256 : -1;
-    if (tokenizer != nullptr && tokenizer->eot >= 0) { end = tokenizer->eot; }
+    const int end = end_of_text(c, tokenizer);
     for (const char* key : {"bos_token_id", "eos_token_id"}) { j[key] = end >= 0 ? Json(end) : Json(); }
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";

@@ -112,8 +112,11 @@ constexpr int MOST_WINDOW = 1 << 30;
       "multiple-choice file of data/hellaswag.py: scored at each validation, or after --load") \
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
-    X(Text, generate, "", "", any(), FREE, "continue this text, which may be empty") \
-    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate, in samples too") \
+    X(Text, generate, "", "", any(), FREE, \
+      "continue this text, which may be empty; @FILE: the text in a file; @@TEXT: a text that begins with @") \
+    X(bool, stop_at_eot, "", true, any(), FREE, \
+      "1 = --generate ends with the text, before the end-of-text token; 0 = it continues until --tokens") \
+    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "most tokens to generate; in samples, exactly") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \
     X(int, top_k, "", 0, at_least(0), FREE, "sample among the K likeliest tokens; 0 = all") \
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
