@@ -1,5 +1,5 @@
-// position/carope.cuh -- context-aware rotary embedding (CARoPE, Veisi et al. 2025): rope whose base frequency each
-// token and head chooses. From the paper's equations, as no program of the authors is known; c is this project's.
+// position/carope.cuh -- CARoPE (Veisi et al. 2025) of each layer's normalised input x; its paper says token embedding.
+// Rope whose base frequency each token and head chooses. No program of the authors is known; c is this project's.
 //
 //   z_t = x_t . w + c     f_t = 1 / (1 + softplus(z_t))     S_ti = sum_{k<=t} f_k^i     w (NH,C): as in cable.cuh
 //   The pair (2i, 2i+1) of q and k is turned by S_ti, i = 0 .. HS/2-1, so that logits depend on S_ti - S_ui. The paper

@@ -53,7 +53,7 @@
     X(fire,         Fire,         "an MLP of the log-distance, normalised by the later position") \
     X(learned,      Learned,      "a table wpe[t] added to the token embedding; nothing beyond the trained length") \
     X(sinusoidal,   Sinusoidal,   "0.1 times sines and cosines of t, added to the token embedding") \
-    X(ssmax,        SSMax,        "no position: q times s_h log n, n the keys that it sees (also as rope+ssmax)") \
+    X(ssmax,        SSMax,        "no position: q.k and bias times s_h log n, n the keys seen (also as rope+ssmax)") \
     X(kcable_v1,    KCableV1,     "kcable with softplus biases and g = 1 (arXiv version)")
 #endif
 
