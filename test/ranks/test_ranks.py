@@ -992,6 +992,7 @@ class TrainingByMpi(Training, Runs):
         self.assertTrue(calls[0].startswith("-K1 --mpi=pmix --cpu-bind=none --cpus-per-task=1 " + TRAINER), calls)
         p = subprocess.run(["bash", script], env=environment, **PIPES)
         self.assertEqual(p.returncode, 2, p.stdout)
+        self.assertTrue(p.stdout.endswith("(`srun --mpi=list`).\n"), p.stdout)
 
     def test_a_rank_that_mpi_does_not_let_go(self):
         stuck = preloaded(self.directory.name, "stuck", "#include <unistd.h>\n"
