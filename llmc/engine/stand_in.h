@@ -48,6 +48,5 @@ inline void refuse_hub_name(const std::string& path) {
                  name_is_taken(name.substr(0, slash));
     for (const char* end : {".safetensors", ".bin", ".json", ".txt"}) { local = local || ends_with(name, end); }
     check(local, "%s: there is no such file or directory; a model on the hub: pip install huggingface_hub; hf download "
-          "%s --include '*.safetensors' '*.json' '*.txt' --local-dir %s", path.c_str(), name.c_str(),
-          name.substr(slash + 1).c_str());
+          "%s --local-dir %s", path.c_str(), name.c_str(), name.substr(slash + 1).c_str());
 }
