@@ -55,7 +55,7 @@ LIBM_ALLOWED = {
 CONSOLE = ("scripts/", "data/", "dev/hf/export.py", "dev/hf/import_authors.py")
 
 MAX_COLUMNS = 120
-MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_ONE_FILE = 400, 600, 700
+MAX_LINES_HEADER, MAX_LINES_TRAINER, MAX_LINES_ONE_FILE = 950, 600, 700
 MAX_LINES_FUNCTION, MAX_LINES_NUMBERED = 60, 100         # numbered: a function whose steps are
 MAX_LINES = {"README.md": 160}
 CPP = (".cu", ".cuh", ".h", ".c", ".cpp")
@@ -327,10 +327,16 @@ def tracked_files(root):
 
 
 # --counts: what is counted, at most how much of it
-TARGETS = {"llmc: files": 92, "llmc: lines": 18500, "train_gpt2.cu includes: headers": 95,
-           "train_gpt2.cu includes: lines": 17500, "test: lines": 33000, "dev, scripts, data: lines": 13000,
-           "dev/results: lines": 1500, "docs and README.md: lines": 3050, "flags": 66, "gpt2_forward: lines": 44,
-           "files of llmc with one includer": 35, "#if: lines": 40, "#if: files": 14}
+TARGETS = {"llmc: files": 58, "llmc: lines": 19000, "train_gpt2.cu includes: headers": 55,
+           "train_gpt2.cu includes: lines": 18600, "test: lines": 36500, "dev, scripts, data: lines": 17000,
+           "docs and README.md: lines": 3250, "train_gpt2.cu: lines": 480, "train_bert.cu: lines": 560,
+           "llmc: first lines with \"and\"": 0}
+
+
+def two_subjects(text):
+    """whether the first line of a header, // name -- its subject: more, has an "and" in the subject"""
+    subject = re.sub(r"\([^)]*\)", "", text.partition("\n")[0].partition(" -- ")[2])
+    return " and " in re.split(r"[:.] ", subject)[0]
 
 
 def counts(root):
@@ -348,19 +354,12 @@ def counts(root):
     while new:
         below, new = below | new, set().union(*(includes.get(path, ()) for path in new)) - below - new
     lines = lambda chosen: sum(texts[path].count("\n") for path in chosen)
-    # but for the layers' own (base/device.h)
-    ifs = [len(re.findall(r"^\s*#\s*if(?! !defined\(KERNELS_ELSEWHERE\))", texts[path], re.M))
-           for path in llmc if path.endswith(CPP)]
     code = (".cu", ".cuh", ".h", ".cpp", ".py", ".sh", ".js", ".html")
     places = ("dev/", "scripts/", "data/")
-    forward = [count for _, count, head, _ in functions(texts["train_gpt2.cu"]) if "gpt2_forward(" in head]
     found = (len(llmc), lines(llmc), len(below) - 1, lines(below), lines(p for p in texts if p.startswith("test/")),
              lines(p for p in texts if p.startswith(places) and p.endswith(code)),
-             lines(p for p in texts if p.startswith("dev/results/")),
              lines(p for p in texts if re.fullmatch(r"docs/[^/]*\.md|README\.md", p)),
-             len(re.findall(r"^ *X\(", texts["llmc/engine/run/flags.h"], re.M)), forward[0],
-             sum(sum(path in names for names in includes.values()) == 1 for path in llmc if path.endswith(CPP)),
-             sum(ifs), sum(map(bool, ifs)))
+             lines(["train_gpt2.cu"]), lines(["train_bert.cu"]), sum(two_subjects(texts[path]) for path in llmc))
     print(f"{'':34} {'now':>7} {'most':>7}")
     for (name, most), now in zip(TARGETS.items(), found, strict=True):
         print(f"{name:34} {now:7,} {most:7,} {'ok' if now <= most else 'over'}")

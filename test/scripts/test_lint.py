@@ -24,6 +24,7 @@ PLANTS = [
     ("scripts/plot.py", "# " + "x" * 120 + "\n", "122 columns"),
     ("docs/tour.md", "x" * 121 + "\n", "121 columns"),
     ("train_gpt2.cu", "\n" * 600, "600 are the limit"),
+    ("llmc/classifier.cuh", "\n" * 900, "950 are the limit"),
     ("llmc/adamw.cuh", "inline int f(int a, int b) { return a > 0 ? b > 0 ? 1 : 2 : 3; }\n", "2 ternaries"),
     ("llmc/adamw.cuh", "__global__ void f_kernel(int n) {\n    const int a = n, b = 2 * n;\n}\n", "2 variables"),
     ("llmc/gelu.cuh", "inline void f(int n = {}) {\n" + "    int a;\n" * 60 + "}\n", "a function of 62 lines"),
@@ -55,6 +56,11 @@ class Lint(Folder):
         self.assertEqual(code, 1)
         for path, _, rule in PLANTS:
             self.assertTrue(any(line.strip("'").startswith(path) and rule in line for line in said.split("\n")), rule)
+
+    def test_a_first_line_of_two_subjects(self):
+        for line, two in (("// a.h -- AdamW (Loshchilov and Hutter), the update\n// and more", False),
+                          ("// a.h -- the lock and the log", True), ("// a.h -- the lock: who and when", False)):
+            self.assertEqual(lint.two_subjects(line), two, line)
 
 
 if __name__ == "__main__":
