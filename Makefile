@@ -122,7 +122,7 @@ CPU_TRAINER = $(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) -DKERNELS_ELSE
     -x c++ $(filter %.cu,$^)
 $(TRAINERS:%=$(B)/%.o): $(B)/%.o: %.cu
 $(TRAINERS:%=$(B)/bf16/%.o): $(B)/bf16/%.o: %.cu
-$(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): LEVEL := -O1
+$(foreach folder,$(B) $(B)/bf16 $(B)/trace,$(TRAINERS:%=$(folder)/%.o)): LEVEL := -O1
 $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
 	@dev/install.sh --check build
 	@# If only kernels have changed, the compiler would read what it read before, and the object is right. Debug
@@ -148,6 +148,15 @@ $(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
 	@$(CUDA_READ) >$@.read
 $(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(PARTS_cuda) $(B)/commit.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
+# With checksums of every tensor after every kernel (dev/trace.h)
+trace: $(TRAINERS:%=$(B)/trace/%) $(if $(NVCC),$(TRAINERS:%=$(B)/trace/%cu))  ## the trainers for scripts/part.py
+$(TRAINERS:%=$(B)/trace/%.o): $(B)/trace/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
+	$(CPU_TRAINER) -include dev/trace.h -c -o $@
+$(foreach t,$(TRAINERS),$(eval $(B)/trace/$t: $(patsubst %,$(B)/%.o,$(filter-out $t,$(PARTS_$t)) trace/$t)))
+$(TRAINERS:%=$(B)/trace/%): $(B)/commit.o
+	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
+$(TRAINERS:%=$(B)/trace/%cu): $(B)/trace/%cu: %.cu $(B)/cuda.flags $(B)/commit.o
+	$(CUDA_COMPILE) -include dev/trace.h -MT $@ -MF $@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)
 
 # Attention for PyTorch (docs/torch.md): the kernels of both trainers as a library, whose names stay its own
 torch: $(B)/libcable.so $(if $(NVCC),$(B)/libcablecu.so)  ## attention as a library for PyTorch
@@ -276,6 +285,6 @@ mpi-found: ; @$(if $(MPI_CFLAGS),echo "$(MPI_CFLAGS) $(MPI_LIBS)",echo "no MPI f
 help:
 	@sed -n 's/^\([a-z-]*\): .*## /make \1\t/p' Makefile | expand -t 17
 	@sed -n '1s/.*targets. /\n/p; 2,12s/^# \{0,1\}//p' Makefile
-.PHONY: all torch $(PLAIN) mpi-found demo-tasks mutations
+.PHONY: all trace torch $(PLAIN) mpi-found demo-tasks mutations
 .SECONDARY .DELETE_ON_ERROR:
 -include $(wildcard $(B)/*.d $(B)/*/*.d $(B)/*/*/*.d)

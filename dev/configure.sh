@@ -33,7 +33,7 @@ command -v "${cxx[0]:-}" >/dev/null || {
     echo "CXX=$CXX: $why" >&2
     exit 1
 }
-mkdir -p build/bf16 build/cuda build/pic build/simt build/simt_asan build/ladders
+mkdir -p build/bf16 build/trace build/cuda build/pic build/simt build/simt_asan build/ladders
 for folder in test/*/; do mkdir -p "build/$folder" "build/race/${folder#test/}" "build/asan/${folder#test/}"; done
 config=build/config.mk
 

@@ -30,7 +30,7 @@ ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)),
 JOBS = int(os.environ.get("JOBS") or len(os.sched_getaffinity(0)))
 COMM_PROGRAMS = ["build/comm_program", "build/comm_program_alone"]
 TRAINERS = ["train_gpt2", "train_bert"]
-BF16_TRAINERS = ["build/bf16/train_gpt2", "build/bf16/train_bert"]
+OTHER_TRAINERS = ["build/bf16/train_gpt2", "build/bf16/train_bert", "build/trace/train_gpt2"]
 SIMT_TRAINERS = ["build/simt/train_gpt2", "build/simt/train_gpt2_fp32", "build/simt/train_bert"]
 ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
                # a thread that waits gives up its core: with anything else running, spinning takes several times as long
@@ -45,7 +45,7 @@ SHORT = {
     "simt/test_flash_forward": (10, 11),  "model/test_gpt2": (28, 10),        "text/test_tokenizer": (2, 9),
     "text/test_words": (1, 9),            "scripts/test_study.py": (13, 9),   "scripts/test_tasks.py": (20, 7),
     "scripts/test_longppl.py": (1, 6),    "scripts/test_plot.py": (6, 6),     "programs/test_flags": (4, 6),
-    "text/test_documents": (1, 5),        "scripts/test_part.py": (14, 5),    "layers/test_decode": (7, 5),
+    "text/test_documents": (1, 5),        "layers/test_decode": (7, 5),
     "layers/test_gelu": (1, 4),           "model/test_bert": (3, 4),          "simt/test_flash_long": (2, 4),
     "text/test_dataloader": (1, 3),       "files/test_checkpoint": (1, 3),    "programs/test_guard": (1, 3),
     "layers/test_contrastive": (1, 3),    "layers/test_matmul": (1, 3),       "text/test_mlm": (1, 2),
@@ -209,7 +209,7 @@ def plan(kind, words):
         if kind == "test":
             return [p for p in programs if name(p) in SHORT], TRAINERS
         return ([p for p in programs if name(p) not in SHORT],
-                SIMT_TRAINERS + TRAINERS + BF16_TRAINERS + COMM_PROGRAMS)
+                SIMT_TRAINERS + TRAINERS + OTHER_TRAINERS + COMM_PROGRAMS)
     if kind == "asan" and words == ["[asan]"]:                  # sees past the end of shared memory
         sanitized = [p for name in ("ptx", "layers", "decode") for p in sorted(glob.glob(f"test/simt/test_{name}*.cu"))]
         programs += built("build/simt_asan", sanitized)

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 """part.py -- where two training runs part: the first step, kernel, tensor and element that differ.
 
-    scripts/part.py './train_gpt2 --threads 1 FLAGS' './train_gpt2 --threads 8 FLAGS'
+    make trace
+    scripts/part.py 'build/trace/train_gpt2 --threads 1 FLAGS' 'build/trace/train_gpt2 --threads 8 FLAGS'
 
-The two commands may be two builds, two commits, two numbers of threads or of ranks. They must train the same model on
-the same batches. Both are run up to three times: for the first step after which a weight or a moment differs, for the
-kernel of that step that wrote the difference, and for what it wrote. If they differ in the number of ranks, whose
-kernels see other micro-batches, the search ends at the step. The exit code is 1 if they part.
+Both commands run a trainer of `make trace`: of two builds, two commits, two numbers of threads or of ranks. They must
+train the same model on the same batches. Both are run up to three times: for the first step after which a weight or a
+moment differs, for the kernel of that step that wrote the difference, and for what it wrote. If they differ in the
+number of ranks, whose kernels see other micro-batches, the search ends at the step. The exit code is 1 if they part.
 """
 import os
 import shlex
@@ -41,7 +42,8 @@ def traced(command, path, step, *tensor):
                     process.wait()
     lines = read(path).splitlines()
     if not any(line.startswith("step ") for line in lines):
-        raise BadInput(f"{command_line(command)}: trained no step:\n{read(path + '.log')[-1000:]}")
+        raise BadInput(f"{command_line(command)}: trained no step, or is not a trainer that `make trace` has built:\n"
+                       f"{read(path + '.log')[-1000:]}")
     ended = [f"ended {process.returncode}"] * (step == 0)
     return [line.split(" ") for line in lines + ended]
 

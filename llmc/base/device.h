@@ -286,7 +286,7 @@ struct Profile {
     std::vector<ProfileEntry> entries;
 };
 inline Profile profile;
-// Called after each launch with its text, if it is not null: engine/trace.h
+// Called after each launch with its text, if it is not null: dev/trace.h
 inline void (*after_launch)(const char* text, Stream stream) = nullptr;
 
 // Lives as long as a launch. text: the launch's arguments as they are written, kernel first

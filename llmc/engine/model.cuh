@@ -197,12 +197,8 @@ template <class Pointers> struct ActivationsOf {
         data = (float*)memory(sizeof(float) * table.total);
         position_data = (float*)memory(sizeof(float) * position_table.total);
         batch.allocate((size_t)B * piece);
-        trace().add("", data, table, 0, false);
-        trace().add("", position_data, position_table, 0, false);
     }
     void release() {
-        trace().remove(data, sizeof(float) * table.total);
-        trace().remove(position_data, sizeof(float) * position_table.total);
         for (auto array : {std::make_pair(data, table.total), std::make_pair(position_data, position_table.total)}) {
             if (reserved()) { device_unreserve(array.first, sizeof(float) * array.second); }
             else { device_free(array.first); }

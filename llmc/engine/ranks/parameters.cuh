@@ -7,7 +7,6 @@
 #pragma once
 
 #include "../../adamw.cuh"
-#include "../trace.h"
 #include "exchange.cuh"
 
 struct Parameters {
@@ -171,19 +170,6 @@ inline void plan_update(Parameters& p) {
     p.update.upload(p.stream);
 }
 
-inline void trace_parameters(Parameters& p) {
-    trace().open();
-    trace().add("", p.weights, p.table, sizeof(floatX), true);
-    if ((void*)p.weights != (void*)p.master && !p.exchange.shares_master) {
-        trace().add("master.", p.master, p.table, sizeof(float), true);
-    }
-    for (const auto& moment : {std::make_pair("m.", p.m), std::make_pair("v.", p.v)}) {
-        if (!p.exchange.shares) { trace().add(moment.first, moment.second, p.table, sizeof(float), true); }
-    }
-    for (size_t k = 0; k < p.tree.size(); k++) {
-        trace().add(strprintf("gradient%zu.", k), p.tree[k], p.table, sizeof(float), false);
-    }
-}
 // Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
 inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
     const size_t total = p.table.total, micro = (size_t)micro_batches;
@@ -203,7 +189,6 @@ inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches)
         plan_update(p);
         const int buffers = gradient_buffers(micro_batches / p.leaf);
         for (int k = 0; k < buffers; k++) { p.tree.push_back(floats(total)); }
-        if (comm().rank == 0) { trace_parameters(p); }
     }
     set_master(p, seed, 0, [&](float* data, Slice block) { fill_initially(p, data, block, seed); });
 }

@@ -299,7 +299,6 @@ inline int leave_use(const Run& r) {
 
 // Called when a step begins; --profile measures kernels from here on.
 inline double start_step(const Run& r) {
-    trace().begin_step(r.state.step + 1, device_stream());
     if (r.o.profile == r.state.step + 1) { profile_begin(); }
     return wall_seconds();
 }
@@ -330,7 +329,6 @@ inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, dou
                              (float)scale, (int)r.state.updates, (uint64_t)o.seed};
         update_parameters(p, gradient.grads, adamw);
     }
-    trace().end_step(s.step + 1, p.stream);
     const double seconds = wall_seconds() - start;
     const std::string kernels = profile.on ? profile_end(start) : "";
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
