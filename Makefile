@@ -33,7 +33,7 @@ OTHER_BITS := -Of% -ffast% -funsafe-math% -fassociative-math -freciprocal-math -
     -mfpmath=387 -mrecip% -mdaz-ftz -use_fast% --use_fast% -fmad% --fmad% -prec-% --prec-%
 
 # What this machine has; only asked when something is compiled.
-PLAIN := help clean lint install test test-long simt race asan ranks exports fuzz ladders edit-loop demo demo-bert \
+PLAIN := help clean lint install test test-long simt asan ranks exports fuzz ladders edit-loop demo demo-bert \
     million bench hashes gpu-check verdict
 ifneq ($(filter-out $(PLAIN) demo-tasks mutations,$(or $(MAKECMDGOALS),all)),)
 $(foreach v,CXX CPPFLAGS CXXFLAGS LDFLAGS NVCCFLAGS NVCC_PREPEND_FLAGS NVCC_APPEND_FLAGS,$(foreach flag,\
@@ -51,9 +51,8 @@ CXX_BASE := $(call exported,CPPFLAGS)-std=c++17 -ffp-contract=off -Wall -Wextra 
 CPU_FLAGS = $(call exported,CXXFLAGS)$(CXX_BASE) $(OPT) $(LEVEL) $(OMP) $(call typed,CPPFLAGS) \
     $(call typed,CXXFLAGS)
 CPU_LIBS = $(OMP) $(LDFLAGS) -lpthread
-# Without -march=native, so that a report does not depend on this machine; only asan has it, because it links objects of
-# make test. FMA: -mfma where the processor has it; without it, each fma would be a call of the C library.
-RACE_FLAGS = $(CXX_BASE) $(FMA) -O1 -g -fsanitize=thread -DRACE_THREADS=4 $(call typed,CPPFLAGS)
+# asan has -march=native, because it links objects of make test; simt has not, so that what it finds does not depend on
+# this machine. FMA: -mfma where the processor has it; without it, each fma would be a call of the C library.
 SANITIZE = -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined -fno-sanitize-recover=undefined
 ASAN_FLAGS = $(CXX_BASE) -march=native $(SANITIZE) $(OMP) $(call typed,CPPFLAGS)
 SIMT_FLAGS = $(CXX_BASE) $(FMA) -O1 -g1 -include test/simt/simt.h -Itest/simt -I. $(call typed,CPPFLAGS)
@@ -78,7 +77,6 @@ remember = $(shell cd $(B); printf '%s\n' '$(2)' >$(1).$$$$; \
     if cmp -s $(1).$$$$ $(1).flags; then rm $(1).$$$$; else mv $(1).$$$$ $(1).flags; fi)
 ifdef PROCESSOR
 $(call remember,cpu,$(CXX) $(CPU_FLAGS) $(CPU_LIBS) $(PROCESSOR))
-$(call remember,race,$(CXX) $(RACE_FLAGS))
 $(call remember,asan,$(CXX) $(ASAN_FLAGS) $(PROCESSOR))
 $(call remember,simt,$(CXX) $(SIMT_FLAGS))
 $(call remember,mpi,$(MPI_CFLAGS) $(MPI_LIBS))
@@ -183,10 +181,10 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 
 # tests: programs, each linked with the main of Catch2; dev/test.py makes those that it wants to run ----------
 # test_gpt2.cu and test_gpt2_*.cu are one: what they include is compiled once.
-# Tests that launch kernels are linked with the trainers' kernel objects, as they ship, and with the oracles; race and
-# asan compile such objects with their own flags. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
+# Tests that launch kernels are linked with the trainers' kernel objects, as they ship, and with the oracles; asan
+# compiles such objects with its own flags. A test that calls what only kernels see says #undef KERNELS_ELSEWHERE.
 LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
-# Of these the sanitizers see the kernels, which are all in the objects, and not the tests themselves.
+# Of these asan sees the kernels, which are all in the objects, and not the tests themselves.
 OUTSIDE := model/test_bert $(patsubst %,layers/test_%,adamw attention classifier contrastive decode embedding gelu \
     heads layernorm pooling rows)
 TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
@@ -194,24 +192,18 @@ TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard 
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main model/% programs/% ranks/%,$*),-O0) \
 	    $(if $(filter files/% layers/% oracle_positions text/% model/test_one_file,$*),-O1) $(TEST_SOURCE)
-$(KERNELS:%=$(B)/race/%.o): $(B)/race.flags
-	$(CCACHE) $(CXX) $(RACE_FLAGS) $(KERNEL_SOURCE)
-$(B)/race/%.o: test/%.cu $(B)/race.flags
-	$(CCACHE) $(CXX) $(RACE_FLAGS) $(if $(filter $(OUTSIDE),$*),-fno-sanitize=thread) $(TEST_SOURCE)
 $(KERNELS:%=$(B)/asan/%.o): $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(KERNEL_SOURCE)
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -O0 -fno-sanitize=null,alignment $(TEST_SOURCE)
-$(foreach variant,test race asan,$(eval $(LAUNCHING:%=$(B)/$(variant)/%): \
-    $(KERNELS:%=$(B)/$(filter race/ asan/,$(variant)/)%.o) $(B)/test/oracle_positions.o))
+$(LAUNCHING:%=$(B)/test/%): $(KERNELS:%=$(B)/%.o) $(B)/test/oracle_positions.o
+$(LAUNCHING:%=$(B)/asan/%): $(KERNELS:%=$(B)/asan/%.o) $(B)/test/oracle_positions.o
 # The linker takes the first copy of an inline function: kernels come first, as in a trainer, and objects that no
 # sanitizer has seen last.
 LAST := $(B)/test/oracle_positions.o $(B)/test/main.o
 LINKED = $(filter-out $(LAST) $<,$^) $< $(filter $(LAST),$^) -o $@ $(CATCH_LIBS)
 $(B)/test/%: $(B)/test/%.o $(B)/test/main.o
 	$(CXX) $(LINKED) $(CPU_LIBS)
-$(B)/race/%: $(B)/race/%.o $(B)/test/main.o
-	$(CXX) -fsanitize=thread $(LINKED) -lpthread
 LINK_ASAN = $(CXX) -fsanitize=address,undefined $(OMP) $(LINKED) -lpthread
 $(B)/asan/%: $(B)/asan/%.o $(B)/test/main.o
 	$(LINK_ASAN)
@@ -263,11 +255,10 @@ test:      ## the quick tests (installs what is missing); ARGS='[tag]'
 test-long: ## the rest of the tests
 simt:      ## the CUDA text on an emulated GPU; ARGS: words of a test's name
 ranks:     ## one run on several processes (part of make test-long)
-race:      ## the tests tagged [race] under ThreadSanitizer
 asan:      ## the tests tagged [asan] under AddressSanitizer
 ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
-test test-long simt ranks race asan ladders: install
+test test-long simt ranks asan ladders: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: CPU seconds of make, with limits
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)

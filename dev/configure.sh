@@ -34,7 +34,7 @@ command -v "${cxx[0]:-}" >/dev/null || {
     exit 1
 }
 mkdir -p build/bf16 build/trace build/cuda build/pic build/simt build/simt_asan build/ladders
-for folder in test/*/; do mkdir -p "build/$folder" "build/race/${folder#test/}" "build/asan/${folder#test/}"; done
+for folder in test/*/; do mkdir -p "build/$folder" "build/asan/${folder#test/}"; done
 config=build/config.mk
 
 questions() {

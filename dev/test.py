@@ -5,7 +5,7 @@
     dev/test.py test-long      every other program
     dev/test.py simt           what runs on the emulated GPU
     dev/test.py ranks          one run on several processes
-    dev/test.py race|asan      the tests tagged [race] or [asan], under ThreadSanitizer or AddressSanitizer
+    dev/test.py asan           the tests tagged [asan], under AddressSanitizer
     dev/test.py ladders        dev/cuda/*.cu: on the CPU, on the emulated GPU, and with nvcc where it is
     dev/test.py KIND '[tag]'   the tests that Catch2 finds by these words; only files of C++ with such a tag are built
     dev/test.py simt 'words'   the tests on the emulated GPU that have these words in their names
@@ -35,7 +35,7 @@ SIMT_TRAINERS = ["build/simt/train_gpt2", "build/simt/train_gpt2_fp32", "build/s
 ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
                # a thread that waits gives up its core: with anything else running, spinning takes several times as long
                "OMP_WAIT_POLICY": "passive",
-               "TSAN_OPTIONS": "halt_on_error=1", "UBSAN_OPTIONS": "print_stacktrace=1"}
+               "UBSAN_OPTIONS": "print_stacktrace=1"}
 
 # What `make test` runs: the programs that saw most of 313 planted faults first, for the time that they take, and the
 # layers. (seconds of a processor for a run, faults that it was the first to see)
@@ -121,9 +121,7 @@ def command_of(program, words):
         return [program, *(() if program.startswith("build/simt_asan/") else words)], read_kernel_tests
     if program.startswith("build/ladders/"):
         return [program], read_exit_code
-    # ThreadSanitizer's shadow memory collides with the address randomization of some kernels.
-    fixed = ["setarch", "-R"] if program.startswith("build/race/") and succeeds("setarch", "-R", "true") else []
-    return [*fixed, program, "--min-duration", "5", *words], read_catch
+    return [program, "--min-duration", "5", *words], read_catch
 
 
 @functools.lru_cache(maxsize=None)
@@ -175,7 +173,7 @@ def holding(words, sources):
 
 
 def built(directory, sources):
-    """where the programs of these sources are: test/layers/test_gelu.cu in build/race/layers/test_gelu"""
+    """where the programs of these sources are: test/layers/test_gelu.cu in build/asan/layers/test_gelu"""
     return [os.path.join(directory, re.sub(r"^(test/simt|test|dev/cuda)/", "", p))[:-len(".cu")] for p in sources]
 
 
@@ -218,13 +216,13 @@ def plan(kind, words):
 
 def main():
     kind, words = (sys.argv[1:] or [""])[0], sys.argv[2:]
-    if kind not in ("test", "test-long", "simt", "ranks", "race", "asan", "ladders"):
+    if kind not in ("test", "test-long", "simt", "ranks", "asan", "ladders"):
         print(__doc__, file=sys.stderr)
         return 2
     signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
     os.chdir(ROOT)
-    if kind in ("race", "asan") and not words:
-        words = [f"[{kind}]"]
+    if kind == "asan" and not words:
+        words = ["[asan]"]
     programs, also = plan(kind, words)
     if not programs:
         print(f"{' '.join(words)}: found in no file of tests" if words else f"nothing to run for make {kind}")
@@ -236,7 +234,7 @@ def main():
     total, skips = collections.Counter(), collections.Counter()
     # the slowest first, so that the end keeps all cores busy
     programs.sort(key=lambda p: -SHORT.get(name(p), (p.endswith(".py"), 0))[0])
-    cores = concurrent.futures.ThreadPoolExecutor(1 if kind == "race" else JOBS)
+    cores = concurrent.futures.ThreadPoolExecutor(JOBS)
     beside = concurrent.futures.ThreadPoolExecutor(1)
     with cores, beside:
         started = [(beside if p in WAITS else cores).submit(run, p, words) for p in programs]

@@ -59,7 +59,7 @@ __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
     return bias + residual;
 }
 
-#if defined(CUDA_BUILD) || defined(RACE_THREADS)
+#if defined(CUDA_BUILD)
 constexpr int MATMUL_K = 16;                                // depth of a slice of the portable product
 constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns of the output per block, at most
 constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;       // tiles are multiples of these

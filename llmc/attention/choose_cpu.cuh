@@ -31,8 +31,8 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
     first_key += (size_t)bh * tiles;
     key_norm += (size_t)bh * tiles;
 
-    // 1. the longest key of each tile, and then of the tiles up to n
-    for (int n = begin + (int)threadIdx.x; n < end; n += blockDim.x) {
+    // 1. the longest key of the tiles up to n
+    for (int n = begin; n < end; n++) {
         float largest = 0.0f;
         for (int j = n * TILE; j < imin((n + 1) * TILE, T); j++) {
             const floatX* row = k + (size_t)j * dims.OC;
@@ -40,16 +40,11 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
             if (!(sum < INFINITY)) { sum = INFINITY; }      // a NaN too: such a tile is never skipped
             largest = sum <= largest ? largest : sum;
         }
-        key_norm[n] = sqrtf(largest);
+        key_norm[n] = n > 0 ? fmaxf(key_norm[n - 1], sqrtf(largest)) : sqrtf(largest);
     }
-    __syncthreads();
-    for (int n = imax(begin, 1); n < end && threadIdx.x == 0; n++) {
-        key_norm[n] = fmaxf(key_norm[n - 1], key_norm[n]);
-    }
-    __syncthreads();
     // 2. the first tile that one of the 64 queries needs. The bound grows with n, so each query searches by bisection
     // among the tiles that the queries before it would skip.
-    for (int m = begin + (int)threadIdx.x; m < end; m += blockDim.x) {
+    for (int m = begin; m < end; m++) {
         int first = m;
         for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {
             const floatX* row = q + (size_t)i * dims.OC;

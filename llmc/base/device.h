@@ -4,7 +4,6 @@
 //   CUDA    nvcc                  its real threads                       __CUDACC__, CUDA_BUILD
 //   simt    g++                   its real threads, as fibers            SIMT, CUDA_BUILD (-include test/simt/simt.h)
 //   CPU     g++ or clang++        one thread; blocks spread over OpenMP  -
-//   race    g++ -fsanitize=thread RACE_THREADS real threads              RACE_THREADS
 //
 // Kernels are written once, in CUDA's words. A row kernel has one block per row and strides by threadIdx.x, blockDim.x;
 // an elementwise kernel walks grid_span(N). The threads of a block cooperate only through block_sum, block_max,

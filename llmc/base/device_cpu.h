@@ -1,4 +1,4 @@
-// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread (or RACE_THREADS). For device.h only.
+// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread. For device.h only.
 #pragma once
 
 #include <atomic>
@@ -22,42 +22,6 @@ constexpr int PACK = 1;                                 // the compiler vectoriz
 // ----------------------------------------------------------------------------------------------------------
 // the threads of a block
 
-#if defined(RACE_THREADS)
-#define __shared__ static                               // one block at a time, so one copy will do
-struct BlockExtent { static constexpr unsigned x = RACE_THREADS; };
-inline thread_local BlockIndex threadIdx;
-inline pthread_barrier_t race_barrier;
-inline void __syncthreads() { pthread_barrier_wait(&race_barrier); }
-constexpr int LANES = 1;
-using lanes = float;
-inline lanes load_lanes(const float* p) { return *p; }
-inline void store_lanes(float* p, lanes v) { *p = v; }
-constexpr int MICRO_M = 4;
-constexpr int MICRO_N = 4;
-#define BLOCK_LOCAL
-// The same interface and the same barriers as on a GPU (device_cuda.h).
-template <class T, class Op> T block_reduce(T x, T, Op op) {
-    static T partial[RACE_THREADS];
-    __syncthreads();                                    // the readers of the last call are done
-    partial[threadIdx.x] = x;
-    __syncthreads();                                    // every thread has written
-    T r = partial[0];
-    for (int t = 1; t < RACE_THREADS; t++) { r = op(r, partial[t]); }
-    return r;
-}
-template <class T> T warp_sum(T x) {                    // a block is one warp here
-    return block_reduce(x, (T)0, [](T a, T b) { return a + b; });
-}
-template <class T> T block_scan(T x) {
-    static T partial[RACE_THREADS];
-    __syncthreads();
-    partial[threadIdx.x] = x;
-    __syncthreads();
-    T r = 0;
-    for (unsigned t = 0; t <= threadIdx.x; t++) { r += partial[t]; }
-    return r;
-}
-#else
 // One thread per block: a barrier does nothing, and a sum over the threads is the thread's own.
 #define __shared__
 struct BlockExtent { static constexpr unsigned x = 1; };
@@ -74,7 +38,6 @@ constexpr int LANES = 4;
 #endif
 constexpr int MICRO_M = LANES == 16 ? 8 : 4;            // AVX-512: 16 of the 32 registers hold sums; AVX: 8 of 16
 constexpr int MICRO_N = 2;
-#define BLOCK_LOCAL thread_local                        // a variable of each running block
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_words __attribute__((vector_size(4 * LANES)));
 // memcpy, because p need not be aligned; it compiles to one unaligned load or store
@@ -106,7 +69,6 @@ __forceinline__ lanes fused_madd(float a, lanes b, lanes c) {
 template <class T, class Op> T block_reduce(T x, T, Op) { return x; }
 template <class T> T warp_sum(T x) { return x; }
 template <class T> T block_scan(T x) { return x; }
-#endif
 constexpr BlockExtent blockDim;
 
 struct GridSpan {
@@ -125,7 +87,7 @@ inline GridSpan grid_span(size_t n) {
 // ----------------------------------------------------------------------------------------------------------
 // memory
 
-// The dynamic shared memory of the running block: one buffer per thread, or (race build) one in all
+// The dynamic shared memory of the block that this thread runs
 struct SharedBuffer {
     char* data = nullptr;
     size_t capacity = 0;
@@ -135,7 +97,7 @@ struct SharedBuffer {
         free(data);
         data = (char*)aligned_alloc(256, round_up(bytes, (size_t)256));
         capacity = data == nullptr ? 0 : bytes;
-        if (blockDim.x == 1) { pthread_setspecific(key(), data); }
+        pthread_setspecific(key(), data);
         return data != nullptr;
     }
     // Frees the buffer when its thread ends. Not a destructor, because the C library ends the program if it has no
@@ -149,7 +111,7 @@ struct SharedBuffer {
         return made;
     }
 };
-inline BLOCK_LOCAL SharedBuffer shared_buffer;
+inline thread_local SharedBuffer shared_buffer;
 inline float* dynamic_shared() { return (float*)shared_buffer.data; }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
@@ -221,7 +183,7 @@ inline int device_count() { return 0; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}
 
-#if defined(_OPENMP) && !defined(RACE_THREADS)
+#if defined(_OPENMP)
 inline int max_threads() { return omp_get_max_threads(); }
 // n: 0 keeps OpenMP's number. OpenMP would end the program if it could not make its threads, so this makes as many
 // once, and reports a failure.
@@ -275,7 +237,6 @@ inline size_t device_memory_used() {
     return (size_t)usage.ru_maxrss * 1024;
 }
 inline std::string device_description() {
-    if (blockDim.x > 1) { return strprintf("CPU, race build, %u threads per block", blockDim.x); }
     const char* plural = max_threads() == 1 ? "" : "s";
     const double cores = group_limits().cores;
     const std::string allowed = cores > max_threads() ? "" : strprintf(" for %g cores of its control group", cores);
@@ -286,29 +247,6 @@ inline std::string device_description() {
 // ----------------------------------------------------------------------------------------------------------
 // a launch
 
-#if defined(RACE_THREADS)
-// one block after another, each with real threads, so that ThreadSanitizer sees a missing __syncthreads()
-template <class... P, class... A>
-void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
-    check(shared_buffer.reserve(grid.shared_bytes), "cannot allocate %zu bytes", grid.shared_bytes);
-    pthread_barrier_init(&race_barrier, nullptr, RACE_THREADS);
-    std::vector<std::thread> threads;
-    for (unsigned t = 0; t < RACE_THREADS; t++) {
-        threads.emplace_back([=] {
-            flush_denormals();
-            threadIdx.x = t;
-            gridDim.x = (unsigned)grid.blocks;
-            for (unsigned b = 0; b < grid.blocks; b++) {
-                blockIdx.x = b;
-                kernel(static_cast<P>(args)...);
-                __syncthreads();
-            }
-        });
-    }
-    for (std::thread& t : threads) { t.join(); }
-    pthread_barrier_destroy(&race_barrier);
-}
-#else
 // blocks are iterations of a parallel loop, and a block is one call
 template <class... P, class... A>
 void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
@@ -333,7 +271,6 @@ void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args
     }
     if (lacks_memory) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", grid.shared_bytes); }
 }
-#endif
 
 constexpr const char* PROFILED_BY = "the clock";
 // The time of one launch

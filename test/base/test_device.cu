@@ -244,7 +244,7 @@ TEST_CASE("NaN and infinity keep their meaning under this binary's flags", "[dev
     CHECK_FALSE(finite);
 }
 
-TEST_CASE("grid_span covers every index exactly once", "[device][race][asan]") {
+TEST_CASE("grid_span covers every index exactly once", "[device][asan]") {
     for (size_t blocks : {1, 2, 3, 7, 64}) {
         for (size_t n : {0, 1, 2, 63, 64, 65, 127, 1000, 4096, 10007}) {
             Array<int> counts(std::vector<int>(n, 0));
@@ -266,7 +266,7 @@ TEST_CASE("Grid::over covers every index exactly once", "[device][asan]") {
     }
 }
 
-TEST_CASE("launch visits every block", "[device][race][asan]") {
+TEST_CASE("launch visits every block", "[device][asan]") {
     for (size_t blocks : {1, 2, 3, 33, 257}) {
         Array<int> block(blocks), grid(blocks);
         launch(block_kernel, Grid(blocks, 32, 0, Stream(0)), block.p, grid.p);
@@ -287,7 +287,7 @@ TEST_CASE("launch refuses a grid that no launch can have, and names the caller",
                       "expected at most 2147483647 blocks, got 2147483648  [test/base/test_device.cu") == EXIT_DEVICE);
 }
 
-TEST_CASE("block_sum, block_max and block_scan", "[device][race][asan]") {
+TEST_CASE("block_sum, block_max and block_scan", "[device][asan]") {
     Array<float> out(3 * 12);
     launch(reduce_kernel, Grid(3, 128, 0, Stream(0)), out.p);
     const std::vector<float> o = out.host();
@@ -302,7 +302,7 @@ TEST_CASE("block_sum, block_max and block_scan", "[device][race][asan]") {
     }
 }
 
-TEST_CASE("every block has its own dynamic shared memory", "[device][race][asan]") {
+TEST_CASE("every block has its own dynamic shared memory", "[device][asan]") {
     for (int n : {1, 37, 5000}) {
         const size_t blocks = 9;
         Array<float> out(blocks * n);
@@ -394,7 +394,7 @@ void count_denormals() { _mm_setcsr(_mm_getcsr() & ~(1u << 15 | 1u << 6)); }
 
 }
 
-TEST_CASE("a denormal product in every thread is 0", "[device][denormals][race]") {
+TEST_CASE("a denormal product in every thread is 0", "[device][denormals]") {
     const size_t blocks = 4096;
     CHECK(denormals_seen() == 0.0f);                    // main's thread, before any kernel
     Array<float> seen(blocks);

@@ -4,7 +4,7 @@
 
 #include "llmc/engine/ranks/exchange.cuh"
 
-TEST_CASE("adamw, ten steps", "[adamw][race][asan]") {
+TEST_CASE("adamw, ten steps", "[adamw][asan]") {
     Random random;
     INFO(random);
     for (size_t n : {1, 2, 37, 1000}) {
@@ -44,7 +44,7 @@ TEST_CASE("adamw writes weights and master alike", "[adamw]") {
     CHECK_FALSE(same_bits(master.host(), w0));
 }
 
-TEST_CASE("adamw of many tensors: one launch, with the bits of one launch each", "[adamw][race][asan]") {
+TEST_CASE("adamw of many tensors: one launch, with the bits of one launch each", "[adamw][asan]") {
     Random random;
     INFO(random);
     std::vector<TensorSpec> specs;
@@ -86,7 +86,7 @@ TEST_CASE("adamw of many tensors: one launch, with the bits of one launch each",
     all.release();
 }
 
-TEST_CASE("gradient norm", "[adamw][race][asan]") {
+TEST_CASE("gradient norm", "[adamw][asan]") {
     Random random;
     INFO(random);
     for (size_t n : {(size_t)1, (size_t)37, NORM_CHUNK - 1, NORM_CHUNK, NORM_CHUNK + 1, 2 * NORM_CHUNK + 4711}) {
@@ -122,7 +122,7 @@ TEST_CASE("gradient norm and update: same bits for any number of threads", "[ada
     });
 }
 
-TEST_CASE("add_to adds", "[adamw][race][asan]") {
+TEST_CASE("add_to adds", "[adamw][asan]") {
     Random random;
     INFO(random);
     const size_t n = 16384 + 77;
@@ -135,7 +135,7 @@ TEST_CASE("add_to adds", "[adamw][race][asan]") {
     CHECK(same_bits(got, want));
 }
 
-TEST_CASE("sum_parts has the bits of neighbours added, then pairs of them", "[adamw][race][asan]") {
+TEST_CASE("sum_parts has the bits of neighbours added, then pairs of them", "[adamw][asan]") {
     Random random;
     INFO(random);
     const size_t n = 1000 + 77;

@@ -177,7 +177,7 @@ TEST_CASE("attention: rope's scalings, forward and backward", "[attention]") {
     }
 }
 
-TEST_CASE("attention, small shapes, every encoding, both directions", "[attention][encodings][race][asan]") {
+TEST_CASE("attention, small shapes, every encoding, both directions", "[attention][encodings][asan]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {
@@ -203,7 +203,7 @@ TEST_CASE("attention, every encoding, both directions, across tiles and chunks",
 }
 
 TEST_CASE("attention, sequences that end earlier, every encoding, both directions",
-          "[attention][encodings][race][asan]") {
+          "[attention][encodings][asan]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {
@@ -247,7 +247,7 @@ TEST_CASE("attention: kcable at its extremes", "[attention]") {
 }
 
 // What is left of ssmax in attention; q is any. The gradient of its s: test_gpt2_differences.cu
-TEST_CASE("attention: every bias times a factor of each query", "[attention][encodings][race]") {
+TEST_CASE("attention: every bias times a factor of each query", "[attention][encodings]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings_and_forms()) {

@@ -123,12 +123,6 @@ TEST_CASE("attention in pieces equals attention at once, every encoding", "[atte
     for (const std::string& name : encodings()) { test_pieces(random, name, 171, {5, 1, 1, 50, 20, 1, 60, 1, 11}); }
 }
 
-TEST_CASE("attention in pieces, a short text", "[attention][race]") {
-    Random random;
-    INFO(random);
-    for (const char* name : {"cable", "t5", "rope"}) { test_pieces(random, name, 45, {5, 1, 30, 4}); }
-}
-
 TEST_CASE("attention: same bits for any number of threads", "[attention][encodings]") {
     Random random;
     INFO(random);

@@ -134,7 +134,7 @@ static double through_embedding(OracleLayer<double>& o, double& x, const std::ve
 }
 
 TEST_CASE("every encoding's token embeddings, forward and backward, whole and from t0 on",
-          "[attention][encodings][race][asan]") {
+          "[attention][encodings][asan]") {
     Random random;
     INFO(random);
     for (const std::string& name : encodings()) {

@@ -18,7 +18,7 @@ TEST_CASE("classifier oracle: dlogits is the loss's derivative", "[classifier]")
     check_gradient("dlogits", loss, logits, o.dlogits, random, 27);
 }
 
-TEST_CASE("classifier, small shapes", "[classifier][race][asan]") {
+TEST_CASE("classifier, small shapes", "[classifier][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 2, 37}) {
@@ -108,7 +108,7 @@ TEST_CASE("classifier: same bits for any number of threads", "[classifier]") {
     });
 }
 
-TEST_CASE("the sum of the losses", "[classifier][race][asan]") {
+TEST_CASE("the sum of the losses", "[classifier][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 37, 3000}) {

@@ -22,7 +22,7 @@ TEST_CASE("contrastive oracle: its gradient is its loss's derivative", "[contras
     }
 }
 
-TEST_CASE("contrastive, small shapes", "[contrastive][race][asan]") {
+TEST_CASE("contrastive, small shapes", "[contrastive][asan]") {
     Random random;
     INFO(random);
     for (size_t C : {1, 33, 96}) {

@@ -2,7 +2,7 @@
 #include "test/layers/embedding_oracle.h"
 #include "test/oracle.h"
 
-TEST_CASE("embedding, forward and backward", "[embedding][race][asan]") {
+TEST_CASE("embedding, forward and backward", "[embedding][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 2, 37}) {
@@ -21,7 +21,7 @@ TEST_CASE("embedding, large shapes", "[embedding][asan]") {
     test_embedding(random, 1000, 5, 64, true);
 }
 
-TEST_CASE("embedding, tokens of thousands of rows in parts", "[embedding][race][asan]") {
+TEST_CASE("embedding, tokens of thousands of rows in parts", "[embedding][asan]") {
     Random random;
     INFO(random);
     for (int part : {1, 7, 64, 999, 1000}) {

@@ -17,7 +17,7 @@ TEST_CASE("layernorm oracle: its backward is its forward's derivative", "[layern
     check_gradient("dbias", loss, bias, o.dbias, random);
 }
 
-TEST_CASE("layernorm, small shapes", "[layernorm][race][asan]") {
+TEST_CASE("layernorm, small shapes", "[layernorm][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 2, 37}) {

@@ -174,7 +174,7 @@ TEST_CASE("matmul oracle: its backward is its forward's derivative", "[matmul]")
     check_gradient("dbias", loss, bias, o.dbias, random);
 }
 
-TEST_CASE("matmul, small shapes", "[matmul][race][asan]") {
+TEST_CASE("matmul, small shapes", "[matmul][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 2, 37}) {
@@ -322,7 +322,7 @@ TEST_CASE("matmul hands a NaN on", "[matmul]") {
     for (size_t i = 0; i < N * OC; i++) { CHECK(std::isnan(got[i]) == (i / OC == 2)); }    // 0 * NaN, too
 }
 
-TEST_CASE("block_matmul, every edge of a fragment", "[matmul][race][asan]") {
+TEST_CASE("block_matmul, every edge of a fragment", "[matmul][asan]") {
     Random random;
     INFO(random);
     for (int M : {1, 2, MICRO_M - 1, MICRO_M, MICRO_M + 1, 2 * MICRO_M, 3 * MICRO_M + 1}) {

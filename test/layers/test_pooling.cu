@@ -17,7 +17,7 @@ TEST_CASE("pooling oracle: its backward is its forward's derivative", "[pooling]
     }
 }
 
-TEST_CASE("pooling, forward and backward", "[pooling][race][asan]") {
+TEST_CASE("pooling, forward and backward", "[pooling][asan]") {
     Random random;
     INFO(random);
     for (Pooling kind : {Pooling::Mean, Pooling::Cls}) {

@@ -404,7 +404,7 @@ TEST_CASE("every encoding agrees with its oracle", "[positions][encodings]") {
 }
 
 // As in generation: what the first tokens left behind must be enough for the next.
-TEST_CASE("tokens in pieces give what they give at once", "[positions][encodings][race]") {
+TEST_CASE("tokens in pieces give what they give at once", "[positions][encodings]") {
     const std::vector<std::string> names = encodings_and_forms();
     const std::string name = names[GENERATE_COPY(range((size_t)0, names.size()))];
     const int T = 300;

@@ -26,7 +26,7 @@ TEST_CASE("rows oracle: scatter is the derivative of gather, drow of add_row", "
     check_gradient("drow", added, row, row_sums(std::vector<double>(C, 0.0), dout, N), random);
 }
 
-TEST_CASE("rows: gather and scatter", "[rows][race][asan]") {
+TEST_CASE("rows: gather and scatter", "[rows][asan]") {
     Random random;
     INFO(random);
     for (size_t C : {1, 33, 96}) {
@@ -38,7 +38,7 @@ TEST_CASE("rows: gather and scatter", "[rows][race][asan]") {
     test_gather_scatter(random, 1000, 150, 770);
 }
 
-TEST_CASE("rows: one row added to all", "[rows][race][asan]") {
+TEST_CASE("rows: one row added to all", "[rows][asan]") {
     Random random;
     INFO(random);
     for (size_t N : {1, 2, 37, 70}) {

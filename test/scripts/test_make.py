@@ -84,7 +84,7 @@ class Knobs(Folder):
                 (["build/libcablecu_fp32.so", "NVCC="], "no nvcc found", "?"),
                 ([*cuda, "PRECISION=BF16"], "/opt/nvcc -std=c++17", "-DPRECISION"),
                 *(([target, "CPPFLAGS=-Wsomething"], "-Wsomething", "?") for target in
-                  ("build/test/layers/test_x", "build/race/layers/test_x", "build/simt/train_gpt2"))):
+                  ("build/test/layers/test_x", "build/asan/layers/test_x", "build/simt/train_gpt2"))):
             with self.subTest(words=words):
                 output = self.commands(*words)
                 self.assertEqual((present in output, absent in output), (True, False), output)
@@ -94,8 +94,7 @@ class Knobs(Folder):
         compiling = lambda output: re.search(r".*(?:-x c\+\+|--threads).*", output)[0]
         last = lambda output, flag: re.findall(rf" -{flag}(\S*)", compiling(output))[-1]
         with unittest.mock.patch.dict(os.environ, conda):
-            for target, level in (("train_gpt2", "3"), ("build/race/layers/test_x", "1"),
-                                  ("build/asan/heads.o", "1"), ("build/simt/train_gpt2", "1")):
+            for target, level in (("train_gpt2", "3"), ("build/asan/heads.o", "1"), ("build/simt/train_gpt2", "1")):
                 output = self.commands(target)
                 self.assertEqual(last(output, "O"), level, output)
                 self.assertIn("-DNDEBUG", output)
