@@ -13,8 +13,6 @@
 
 #include <cmath>
 #include <cstring>
-#include <map>
-#include <tuple>
 #include <type_traits>
 
 #include "host.h"
@@ -136,6 +134,19 @@ struct Grid {
 #else
 #include "device_cpu.h"
 #endif
+#include "profile.h"
+
+// text: the source text of launch()'s arguments
+template <class... P, class... A>
+void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A... args) {
+    static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
+    if (grid.blocks == 0) { return; }
+    if (grid.blocks > INT32_MAX) {
+        die_at(grid.file, grid.line, EXIT_DEVICE, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
+    }
+    const ProfiledLaunch profiled(text, grid.stream);
+    start_kernel(text, grid, kernel, args...);
+}
 
 // Sum (max) over the threads of the block, which all of them get; every thread must call it.
 template <class T> __device__ inline T block_sum(T x) {
@@ -266,99 +277,4 @@ template <class Term> __device__ __forceinline__ float max_over(int first, int e
         largest = t > largest ? t : largest;
     }
     return largest;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// how long each kernel of a step takes (--profile N): between two events of its stream on a GPU, by the clock on a CPU,
-// where a kernel is done when its launch returns. What two events with nothing between them are apart is subtracted. A
-// step that is not profiled asks one bool per launch.
-
-// A launch: what was called, and of a product (M,N) = (M,K) (K,N) its shape, else 0
-struct ProfileEntry {
-    std::string kernel;
-    int M, N, K;
-    ProfileClock clock;
-};
-struct Profile {
-    bool on = false;
-    int depth = 0;                          // of calls inside a product, which counts as one launch
-    std::vector<ProfileEntry> entries;
-};
-inline Profile profile;
-// Called after each launch with its text, if it is not null: dev/trace.h
-inline void (*after_launch)(const char* text, Stream stream) = nullptr;
-
-// Lives as long as a launch. text: the launch's arguments as they are written, kernel first
-class ProfiledLaunch {
-public:
-    ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : text(text), stream(stream) {
-        if (!watched || profile.depth++ > 0 || !profile.on) { return; }
-        at = (int)profile.entries.size();
-        profile.entries.push_back({std::string(text, strcspn(text, "<, ")), M, N, K, {}});
-        profile.entries.back().clock.start(stream);
-    }
-    ~ProfiledLaunch() {
-        if (!watched) { return; }
-        profile.depth--;
-        if (at >= 0) { profile.entries[(size_t)at].clock.stop(stream); }
-        if (after_launch != nullptr && profile.depth == 0) { after_launch(text, stream); }
-    }
-    ProfiledLaunch(const ProfiledLaunch&) = delete;
-    ProfiledLaunch& operator=(const ProfiledLaunch&) = delete;
-
-private:
-    const bool watched = profile.on || after_launch != nullptr;     // else several threads may launch at the same time
-    const char* text;
-    Stream stream;
-    int at = -1;                            // its entry; -1: none
-};
-
-inline void profile_begin() { profile.on = true; }
-// What was launched since profile_begin(), as a table, one line for each kernel and shape in the order of their first
-// calls; start: when the step began (wall_seconds). Waits for the device.
-inline std::string profile_end(double start) {
-    struct Sum { size_t calls = 0; double ms = 0.0; };
-    std::map<std::tuple<std::string, int, int, int>, Sum> sums;
-    std::vector<const ProfileEntry*> order;
-    std::vector<double> empties;                    // they stand in the stream as the launches do
-    for (const ProfileEntry& e : profile.entries) { empties.push_back(e.clock.empty()); }
-    std::sort(empties.begin(), empties.end());
-    const double empty = empties.empty() ? 0.0 : empties[empties.size() / 2];       // the median
-    double all = 0.0;
-    for (ProfileEntry& e : profile.entries) {
-        Sum& sum = sums[{e.kernel, e.M, e.N, e.K}];
-        if (sum.calls++ == 0) { order.push_back(&e); }
-        const double ms = std::max(0.0, e.clock.milliseconds() - empty);
-        sum.ms += ms;
-        all += ms;
-    }
-    const double step_ms = 1e3 * (wall_seconds() - start);
-    std::string text = strprintf("%-32s %20s %6s %10s %7s %9s\n", "kernel", "M x N x K", "calls", "ms", "share",
-                                 "TFLOP/s");
-    for (const ProfileEntry* e : order) {
-        const Sum& sum = sums[{e->kernel, e->M, e->N, e->K}];
-        const bool product = e->M > 0;
-        const double flops = 2.0 * e->M * e->N * e->K * (double)sum.calls;
-        const std::string shape = product ? strprintf("%dx%dx%d", e->M, e->N, e->K) : "-";
-        const std::string rate = product ? strprintf("%.3f", flops / (sum.ms * 1e9)) : "-";
-        text += strprintf("%-32s %20s %6zu %10.3f %6.1f%% %9s\n", e->kernel.c_str(), shape.c_str(), sum.calls, sum.ms,
-                          100 * sum.ms / step_ms, rate.c_str());
-    }
-    text += strprintf("%-32s %20s %6s %10.3f %6.1f%% %9s\n", "(host)", "-", "-", step_ms - all,
-                      100 * (step_ms - all) / step_ms, "-");
-    for (ProfileEntry& e : profile.entries) { e.clock.release(); }
-    profile = Profile();
-    return text;
-}
-
-// text: the source text of launch()'s arguments
-template <class... P, class... A>
-void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A... args) {
-    static_assert(sizeof...(P) == sizeof...(A), "launch: the kernel has another number of parameters");
-    if (grid.blocks == 0) { return; }
-    if (grid.blocks > INT32_MAX) {
-        die_at(grid.file, grid.line, EXIT_DEVICE, "expected at most %d blocks, got %zu", INT32_MAX, grid.blocks);
-    }
-    const ProfiledLaunch profiled(text, grid.stream);
-    start_kernel(text, grid, kernel, args...);
 }

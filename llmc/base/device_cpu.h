@@ -271,14 +271,3 @@ void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args
     }
     if (lacks_memory) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %zu bytes for a block's scratch", grid.shared_bytes); }
 }
-
-constexpr const char* PROFILED_BY = "the clock";
-// The time of one launch
-struct ProfileClock {
-    double from = 0.0, to = 0.0;
-    void start(Stream) { from = wall_seconds(); }
-    void stop(Stream) { to = wall_seconds(); }
-    double milliseconds() const { return 1e3 * (to - from); }
-    double empty() const { return 0.0; }
-    void release() {}
-};

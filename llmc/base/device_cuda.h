@@ -107,32 +107,6 @@ void start_kernel(const char* text, const Grid& grid, void (*kernel)(P...), A...
     cuda_check(cudaGetLastError(), "kernel launch", grid.file, grid.line);
 }
 
-constexpr const char* PROFILED_BY = "events";
-// The time of one launch
-struct ProfileClock {
-    cudaEvent_t from = nullptr, to = nullptr;
-    cudaEvent_t after = nullptr;
-    void start(Stream s) {
-        for (cudaEvent_t* e : {&from, &to, &after}) { CUDA_CHECK(cudaEventCreate(e)); }
-        CUDA_CHECK(cudaEventRecord(from, s));
-    }
-    void stop(Stream s) {                                   // the launch has reported its error already
-        cudaEventRecord(to, s);
-        cudaEventRecord(after, s);
-    }
-    static double between(cudaEvent_t a, cudaEvent_t b) {
-        float ms = 0.0f;
-        CUDA_CHECK(cudaEventSynchronize(b));
-        CUDA_CHECK(cudaEventElapsedTime(&ms, a, b));
-        return ms;
-    }
-    double milliseconds() const { return between(from, to); }
-    double empty() const { return between(to, after); }     // of a pair with nothing between
-    void release() {
-        for (cudaEvent_t e : {from, to, after}) { if (e != nullptr) { cudaEventDestroy(e); } }
-    }
-};
-
 // ----------------------------------------------------------------------------------------------------------
 // memory
 
