@@ -44,7 +44,7 @@ SHORT = {
     "simt/test_layers": (1, 15),          "programs/test_run": (23, 14),      "layers/test_attention": (21, 14),
     "simt/test_flash_forward": (10, 11),  "model/test_gpt2": (28, 10),        "text/test_tokenizer": (2, 9),
     "text/test_words": (1, 9),            "scripts/test_study.py": (13, 9),   "scripts/test_tasks.py": (20, 7),
-    "scripts/test_longppl.py": (1, 6),    "scripts/test_plot.py": (6, 6),     "programs/test_flags": (4, 6),
+    "scripts/test_plot.py": (6, 6),     "programs/test_flags": (4, 6),
     "text/test_documents": (1, 5),        "layers/test_decode": (7, 5),
     "layers/test_gelu": (1, 4),           "model/test_bert": (3, 4),          "simt/test_flash_long": (2, 4),
     "text/test_dataloader": (1, 3),       "files/test_checkpoint": (1, 3),    "programs/test_guard": (1, 3),

@@ -1669,6 +1669,9 @@ TEST_CASE("run: no evaluation and no validation at a length that the text does n
         check_refused(place, {use.with(more), said});
     }
     const Flags long_enough = use.set("--val_files", place / "33.txt");
+    const Flags nowhere = Flags().set("--load", place.out()).set("--val_files", place / "33.txt");
+    check_refused(place, {nowhere.with("--eval_lengths 16 --token_losses"),
+                          {"--token_losses: give the directory to write to"}});
     check_refused(place, {long_enough.with("--eval_tokens 31"),
                           {"--eval_tokens: expected at least 32, for a window of --eval_lengths, got 31"}});
     const Flags trains = place.base.set("--val_files", place / "32.txt").set("--out", to);

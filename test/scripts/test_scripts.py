@@ -24,7 +24,6 @@ from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRI
                     read_bytes)
 import console
 import demo
-import longppl
 import paper
 import report
 import runqueue
@@ -1062,9 +1061,6 @@ class TestDamage(Folder):
                     raise console.BadInput(name)
                 return [(r["T"], r["ppl"]) for r in console.read_log(self.folder, "extrapolation")]
             self.campaign(self.path(name), read, strict=True)
-        record = {name: 200 * "a" if kind is str else kind() for name, kind in longppl.KEYS.items()}
-        path = self.write("keys.json", self.lines({**record, "checksum": longppl.checksum(record)}))
-        self.campaign(path, lambda: longppl.read_keys(path), strict=True)
 
 
 @unittest.skipUnless(HAS_TRAINER and HAS_BERT, "the trainers are not built")

@@ -592,6 +592,14 @@ class TestQueue(Fake):
         self.write("b.txt", "another text")                     # where no validation counts
         self.study(*words[:-2], "--allow_change", "train_files", seeds="1")
 
+    def test_the_newest_checkpoint_identifies_a_run(self):
+        seen = []
+        for step in (10, 9, 20):
+            self.write(f"step_{step:08d}/manifest.json", f'{{"step": {step}}}')
+            seen.append(runqueue.weights_of(self.folder))
+        self.assertEqual([a == b for a, b in zip(seen, seen[1:])], [True, False])
+        self.assertEqual(seen[-1], runqueue.weights_of(self.path("step_00000020")))
+
     def test_what_is_not_there_is_no_change(self):
         """a trainer and a text that are missing when a run is called again, and there at the call after that"""
         self.write("a.txt", "a text")

@@ -103,7 +103,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "also where each head looks: the weight of sinks, entropy, distance, the window with 90 % of the weight") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(bool, token_losses, "", false, a_switch(), FREE, \
-      "with --eval_lengths: write the loss of each token into --out, for scripts/longppl.py") \
+      "with --eval_lengths: write the loss of each token into --out") \
     X(bool, document_mask, "", false, any(), SAME, \
       "1 = a query sees only its own document, from the end-of-text token that begins it") \
     X(Text, vocab_softmax, "", "used", one_of("used|padded"), SAME, \
