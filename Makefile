@@ -186,7 +186,7 @@ $(B)/compile_commands.json: $(B)/cpu.flags $(B)/simt.flags $(wildcard test/*/ de
 LAUNCHING := $(patsubst test/%.cu,%,$(wildcard test/layers/*.cu)) model/test_bert model/test_gpt2 programs/test_faults
 # Of these asan sees the kernels, which are all in the objects, and not the tests themselves.
 OUTSIDE := model/test_bert $(patsubst %,layers/test_%,adamw attention classifier contrastive decode embedding gelu \
-    heads layernorm pooling rows)
+    layernorm pooling rows)
 TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard $(<:.cu=_*.cu))) -c $< -o $@
 # The level that costs least, compiler and run together: of oracles and of what reads long texts -O1, else -O0
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags

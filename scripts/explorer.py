@@ -7,27 +7,26 @@ Click a token, and the page colours the text by the attention or the bias of thi
 token's loss, g, or step of CABLE's sum S. Below the text are the same numbers as curves, above it the live tiles of all
 heads. The page needs no server and no network; it is explorer.html with explorer.js inside.
 
-The trainer computes what is shown (--dump_bias all,parts, --heads, --token_losses). The page itself only turns q and k
-into weights: T x T of them for each head would not fit.
+The trainer computes what is shown (--dump_bias all,parts and --token_losses), and heads.py the statistics of each head.
+The page itself only turns q and k into weights: T x T of them for each head would not fit.
 """
 import array
 import base64
+import glob
 import json
 import math
 import os
-import subprocess
 import tempfile
 import zlib
 
 import console
-import plot
+import heads
 from console import BadInput, read_losses
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 LARGEST_PAGE = 5_000_000                        # bytes
-LARGEST_DUMP = 100_000_000                      # of JSON, about 20 bytes a number: its page would be larger
-# what bias_all_parts.json has
-PARTS = {**plot.MATRICES, **plot.TOKENS, "pos": console.TEXT, "sinks": console.COUNT, "begins": console.NUMBERS}
+LARGEST_DUMP = 20_000_000                       # of the trainer's files: their page would be larger
+TOKENS = {"pos": console.TEXT, "tokens": ("a list", lambda v: isinstance(v, list))}
 
 
 def tokens_of(path):
@@ -39,17 +38,6 @@ def tokens_of(path):
 def too_large(size, T):
     return BadInput(f"expected a page of at most {LARGEST_PAGE / 1e6:.0f} MB, got {size / 1e6:.1f} MB for {T:,} "
                     f"tokens: give --tokens {int(0.97 * T * LARGEST_PAGE / size)}, or a smaller model")
-
-
-def run_trainer(args, checkpoint, T, out):
-    """the trainer's files about the first T tokens: bias_all_parts.json, token_losses_*.safetensors and log.jsonl"""
-    command = [args.trainer, "--load", checkpoint, "--val_files", args.text, "--T", str(T), "--eval_lengths", str(T),
-               "--eval_tokens", str(T), "--token_losses", "--heads", "--dump_bias", "all,parts", "--out", out]
-    command += ["--tokenizer", args.tokenizer] if args.tokenizer else []
-    ran = subprocess.run(command, capture_output=True, text=True, errors="replace")
-    if ran.returncode:
-        said = (ran.stderr.strip() or ran.stdout.strip()).splitlines() or [f"exit code {ran.returncode}"]
-        raise BadInput(f"{checkpoint}: {said[-1]}")
 
 
 class Floats:
@@ -69,34 +57,53 @@ class Floats:
         return base64.b64encode(zlib.compress(b"".join(data[n::4] for n in range(4)), 9)).decode()
 
 
+def head_of(checkpoint, about, part, floats):
+    """what explorer.js knows of the weights of a head"""
+    numpy = console.need("numpy")
+    if "z" in part:
+        raise BadInput(f"{checkpoint}: cope's biases depend on the scores of other keys; a page has no room for them")
+    page = {name: about[name] for name in ("window", "log", "inside")}
+    n, factor = len(part["q"]), part.get("factor")
+    found = {name: part[name] for name in ("q", "k", "S_offset", "g") if name in part}
+    if "by_distance" in part:
+        found["by_distance"] = part["by_distance"][n - 1:]              # of the keys before the query
+    if "g" in part and factor is not None:
+        found["g"] = part["g"] * factor
+    if "rows" in part or (factor is not None and ("by_distance" in part or about["inside"])):
+        rows = heads.bias(about, part, *numpy.ogrid[:n, :n])
+        found = {"q": part["q"], "k": part["k"], "rows": rows[numpy.tril_indices(n)].astype("f4")}
+    if "S_offset" in found:
+        page["S_origin"] = part["S_origin"].astype("f8").sum(axis=0).tolist()
+    if not all(numpy.isfinite(numbers).all() for numbers in found.values()):
+        raise BadInput(f"{checkpoint}: layer {about['layer']}: not all numbers are finite")
+    return {**page, **{name: floats.add(numbers.ravel()) for name, numbers in found.items()}}
+
+
 def model_of(args, checkpoint, T):
     """(tokens, what the page knows of one model)"""
+    floats, shown = Floats(), []
     with tempfile.TemporaryDirectory() as out:
-        run_trainer(args, checkpoint, T, out)
+        heads.run_trainer([
+            args.trainer, "--load", checkpoint, "--val_files", args.text, "--T", str(T), "--eval_lengths", str(T),
+            "--eval_tokens", str(T), "--token_losses", "--dump_bias", "all,parts", "--out", out,
+            *(["--tokenizer", args.tokenizer] if args.tokenizer else [])])
         path = os.path.join(out, "bias_all_parts.json")
-        if os.path.getsize(path) > LARGEST_DUMP:
-            raise too_large(os.path.getsize(path) / 4, T)
-        parts = console.fields(console.read_object(path), PARTS, {}, path)
+        text = console.fields(console.read_object(path), TOKENS, {}, path)
+        paths = sorted(glob.glob(os.path.join(out, "parts_*.safetensors")))
+        size = sum(map(os.path.getsize, paths))
+        if size > LARGEST_DUMP:
+            raise too_large(1.25 * size, T)
+        statistics = {(r["layer"], r["head"]): r for r in heads.statistics(out)}
+        for about, parts in map(heads.read_parts, paths):
+            begins, sinks = parts[0]["begins"].astype(int).tolist() if "begins" in parts[0] else [], about["sinks"]
+            shown += [{"layer": about["layer"], "head": h, "statistics": statistics[about["layer"], h],
+                       **head_of(checkpoint, about, part, floats)} for h, part in enumerate(parts)]
         losses = read_losses(os.path.join(out, f"token_losses_{T}_{T}.safetensors"))
-        records = console.read_log(out)
-    floats = Floats()
-    statistics = {(r["layer"], r["head"]): r for r in records if r["kind"] == "head"}
-    for head in parts["matrices"]:
-        console.fields(head, plot.PLACE, {}, path)
-        head["statistics"] = statistics[head["layer"], head["head"]]
-        if "rows" in head:                                              # of any bias: the lower triangle
-            head["rows"] = [x for i, row in enumerate(head["rows"]) for x in row[:i + 1]]
-        try:
-            head.update({name: floats.add(head[name]) for name in ("q", "k", "S_offset", "g", "by_distance", "rows")
-                         if name in head})
-        except TypeError:
-            raise BadInput(f"{checkpoint}: layer {head['layer']}, head {head['head']}: not all numbers are finite")
-    summary = next(r for r in records if r["kind"] == "extrapolation")
+        summary = console.read_log(out, "extrapolation")[0]
     # the loss of a token is that of predicting it: the first has none, and the last one's target is not shown
-    return parts["tokens"], {"pos": parts["pos"], "path": checkpoint, "T_train": summary["T_train"],
-                             "loss": summary["loss"], "losses": floats.add([math.nan, *losses[:T - 1]]),
-                             "sinks": parts["sinks"], "begins": parts["begins"],
-                             "heads": parts["matrices"], "floats": floats.text()}
+    return text["tokens"], {"pos": text["pos"], "path": checkpoint, "T_train": summary["T_train"],
+                            "loss": summary["loss"], "losses": floats.add([math.nan, *losses[:T - 1]]),
+                            "sinks": sinks, "begins": begins, "heads": shown, "floats": floats.text()}
 
 
 def main(argv):
@@ -109,6 +116,7 @@ def main(argv):
     parser.add_argument("--trainer", default=os.path.join(console.ROOT, "train_gpt2"),
                         help="[train_gpt2 of this repository]")
     args = parser.parse_args(argv)
+    console.need("numpy")
     if len(args.checkpoint) > 2:
         raise BadInput(f"expected one or two checkpoints, got {len(args.checkpoint)}")
     T = min(args.tokens, tokens_of(args.text) - 1)

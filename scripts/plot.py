@@ -6,7 +6,7 @@
     python3 scripts/plot.py lengths RUN_DIR [RUN_DIR ...] -o lengths.png   perplexity against evaluation length
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
     python3 scripts/plot.py passages RUN_DIR [RUN_DIR ...] -o passages.png right answers by length and depth (--tasks)
-    python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (--heads)
+    python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (heads.py)
     python3 scripts/plot.py study   STUDY.csv -o study.png                 perplexity by length of a study's models
     python3 scripts/plot.py positions STUDY.csv -o positions.png           loss by position, of a study with --positions
     python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
@@ -80,7 +80,8 @@ def runs_with(runs, kind):
 
 LOAD = "they are written to --out: train_gpt2 --load RUN --val_files FILE --out RUN_eval "
 HINTS = {"extrapolation": LOAD + "--eval_lengths 128,256", "curve": LOAD + "--eval_lengths 128,256 --curve",
-         "task": LOAD + "--tasks 'data/passages/*.bin'", "head": LOAD + "--eval_lengths 128,256 --heads"}
+         "task": LOAD + "--tasks 'data/passages/*.bin'",
+         "head": "they are written by scripts/heads.py RUN --val_files FILE --eval_lengths 128,256 --out RUN_heads"}
 
 
 def series(records, kind, key):

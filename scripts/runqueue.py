@@ -36,7 +36,7 @@ FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile
 # flags of files whose contents a result depends on; flags that leave records of a kind
 INPUTS = ("train_files", "pairs", "val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
 RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
-           "tasks": "task", "heads": "head"}
+           "tasks": "task"}
 
 # One process. flags: {flag: value}, None for a switch; marker: a .done file that is written after success and holds the
 # flags, or a glob of the files that the command makes; flops: its share of the progress; ranks: whether it uses all

@@ -231,35 +231,12 @@ inline void write_token_losses(const std::string& directory, const Evaluation& e
     printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
 }
 
-// A row for each head, printed and logged
-template <class Log>
-void report_heads(const std::vector<HeadStatistics>& heads, int NH, const PositionConfig& position, int T,
-                  int stride, Log& log) {
-    printf("%5s %4s %7s %7s %7s %8s %8s %6s %12s %6s\n", "layer", "head", "sink 1", "sink 4", "entropy", "distance",
-           "window90", "tiles", "g", "S");
-    for (size_t i = 0; i < heads.size(); i++) {
-        const HeadStatistics& s = heads[i];
-        const int l = (int)i / NH, h = (int)i % NH;
-        const std::string g = s.g.count > 0 ? strprintf("%.2f to %.2f", s.g.least, s.g.most) : "-";
-        const std::string S = s.g.count > 0 ? strprintf("%.1f", s.S.sum / (double)s.S.count) : "-";
-        printf("%5d %4d %6.1f%% %6.1f%% %7.3f %8.1f %8d %5.1f%% %12s %6s\n", l, h, 100 * s.of_sinks(1),
-               100 * s.of_sinks(4), s.entropy / (double)s.queries, s.distance(), s.window90(), 100 * s.live_tiles(),
-               g.c_str(), S.c_str());
-        log.record(with_stretch(head_json(s, l, h, position, T, stride), position, T));
-    }
-    for (auto layer = heads.begin(); layer != heads.end(); layer += NH) {
-        const long dead = std::count_if(layer, layer + NH, [](const HeadStatistics& s) { return s.dead(); });
-        if (layer->has_relu) { printf("layer %ld: %ld of %d heads dead\n", (layer - heads.begin()) / NH, dead, NH); }
-    }
-    fflush(stdout);
-}
-
-// Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and where each
-// head looks. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of write_token_losses,
-// or ""
+// Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and what the
+// weights are made of. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of
+// write_token_losses, or ""
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
-                      uint64_t limit, bool curve, bool heads, Log& log, const std::string& losses_to = "") {
+                      uint64_t limit, bool curve, const PartsTo& parts, Log& log, const std::string& losses_to = "") {
     const PositionConfig& position = model.config.position;
     const int reach = position_max_length(position);
     check(*std::min_element(lengths.begin(), lengths.end()) <= reach,
@@ -269,11 +246,12 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
     for (int T : lengths) {
         if (!reaches(position, T, strprintf("%8d %8s   ", T, "-"))) { continue; }
         const int B = std::max(1, EVALUATION_TOKENS / T);
-        const Purpose purpose = in_pieces(model, T) && !heads ? Purpose::Pieces : Purpose::Evaluate;
+        const bool whole = !in_pieces(model, T) || !parts.directory.empty();
+        const Purpose purpose = whole ? Purpose::Evaluate : Purpose::Pieces;
         auto acts = activations_describe(model, B, T, purpose, 0);
         plan_pieces(model, acts);
         activations_allocate(acts);
-        const auto watch = heads ? watch_heads(model, acts, B, T) : nullptr;
+        watch_parts(acts, parts, model.stream);
         std::vector<float> token_losses;
         std::vector<float>* wanted = losses_to.empty() ? nullptr : &token_losses;
         const Evaluation e = evaluate(model, acts, files, T, stride, limit, wanted);
@@ -303,7 +281,6 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));
         if (!losses_to.empty()) { write_token_losses(losses_to, e, token_losses); }
-        if (watch) { report_heads(watch->heads, model.config.NH, position, T, e.stride, log); }
         if (!curve) { continue; }
         log.record(curve_json(e, position));
         const int columns = std::min(T, 8);

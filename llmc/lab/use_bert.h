@@ -154,6 +154,9 @@ inline bool uses_bert(const Options& o) {
     const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
     check(o.encode.empty() || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
+    const bool parts = !evaluated_parts(o.dump_bias, o.eval_lengths, o.out, INT_MAX).directory.empty();
+    check(o.dump_bias.empty() || (parts && o.encode.empty() && comm().size == 1), "--dump_bias: expected LAYER,parts "
+          "with --eval_lengths and --out, and one process");
     check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
           "--predict: there is no [MASK] in the text");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
@@ -325,8 +328,8 @@ template <class Model> void use_bert(Model& model, const Run& run, const BERTDat
     if (data.collection) {
         write_collection(model, run, *data.collection, o.eval_lengths.empty() ? o.T : o.eval_lengths[0]);
     } else if (evaluates_lengths(o)) {
-        evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
-                         *run.log);
+        evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve,
+                         evaluated_parts(o.dump_bias, o.eval_lengths, o.out, model.config.L), *run.log);
     }
     if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
 }

@@ -242,7 +242,10 @@ template <class Model> void dump_bias(Model& model, const Run& run, const TokenF
     for (int id : ids) {
         labels.push_back(tokenizer != nullptr ? tokenizer->shown(id, labels.empty()) : std::to_string(id));
     }
-    write_bias(model, ids, labels, layer, head, run.o.out);
+    if (head != BIAS_PARTS) { return write_bias(model, ids, labels, layer, head, run.o.out); }
+    const PartsTo evaluated = evaluated_parts(run.o.dump_bias, run.o.eval_lengths, run.o.out, model.config.L);
+    if (evaluated.directory.empty()) { read_text(model, ids, {run.o.out, layer}).release(); }
+    write_bias_file({{"pos", model.config.position.name}}, labels, layer, head, run.o.out);
 }
 
 template <class Model> void generate_text(Model& model, const Run& run) {
@@ -279,8 +282,9 @@ template <class Model> void use_gpt2(Model& model, const Run& run, const GPT2Dat
         acts.release();
     }
     if (evaluates_lengths(o)) {
-        evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve, o.heads,
-                         *run.log, o.token_losses ? o.out : "");
+        evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve,
+                         evaluated_parts(o.dump_bias, o.eval_lengths, o.out, model.config.L), *run.log,
+                         o.token_losses ? o.out : "");
     }
     if (!data.tasks.empty()) { evaluate_tasks(model, data.tasks, run.state.step, *run.log); }
     if (o.is_given("generate")) { generate_text(model, run); }

@@ -1156,7 +1156,7 @@ void set_cable_bias(const std::string& path, const std::string& layer, int head,
     write_file(path, bytes);
 }
 
-TEST_CASE("run: heads whose sum never moves are counted at every validation, and by --heads", "[run]") {
+TEST_CASE("run: heads whose sum never moves are counted at every validation", "[run]") {
     if (!have_program()) { return; }
     Place place;
     // 3000 bytes are no multiple of T: the last window is short, and padding must not count
@@ -1179,16 +1179,10 @@ TEST_CASE("run: heads whose sum never moves are counted at every validation, and
     const std::vector<Json> val = of_kind(json_lines(place / "on/log.jsonl"), "val");
     REQUIRE(val.size() == 3);
     for (const Json& j : val) { CHECK(j.at("dead_heads") == 0.25); }
-    const Outcome heads = place.evaluate(dir, "--eval_lengths 32 --heads --out " + (place / "heads"));
-    CHECK(contains(heads.out, "layer 0: 0 of 2 heads dead\nlayer 1: 1 of 2 heads dead\n"));
-    for (const Json& j : of_kind(json_lines(place / "heads/log.jsonl"), "head")) {
-        CHECK(j.at("dead") == (j.at("layer") == 1 && j.at("head") == 0));
-    }
     for (const char* pos : {"grape_q", "cable_v1", "cable_signed", "rope", "alibi"}) {
         const std::string out = place / pos;
         REQUIRE(place.run(base.set("--pos", pos).set("--out", out)).code == 0);
         CHECK_FALSE(contains(read_file(out + "/log.jsonl"), "dead_heads"));
-        CHECK_FALSE(contains(place.evaluate(out, "--eval_lengths 32 --heads").out, "dead"));
     }
 }
 
@@ -1665,7 +1659,8 @@ TEST_CASE("run: no evaluation and no validation at a length that the text does n
     const Flags use = Flags().set("--load", place.out()).set("--out", to).set("--val_files", place / "32.txt")
         .with("--eval_lengths 16,32");
     const std::vector<std::string> said = {"--val_files", "32.txt': expected at least 33 tokens", "T = 32, got 32"};
-    for (const char* more : {"", "--check", "--stride 8 --curve", "--heads", "--token_losses", "--eval_tokens 99"}) {
+    for (const char* more : {"", "--check", "--stride 8 --curve", "--dump_bias 0,parts", "--token_losses",
+                             "--eval_tokens 99"}) {
         check_refused(place, {use.with(more), said});
     }
     const Flags long_enough = use.set("--val_files", place / "33.txt");
@@ -1691,7 +1686,7 @@ TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
     REQUIRE(place.run(place.base).code == 0);
     const Flags use = Flags().set("--load", place.out()).set("--val_files", place / "val.txt");
     int n = 0;
-    for (const char* flags : {"--eval_lengths 16,32 --heads --curve", "--eval_lengths 16 --token_losses",
+    for (const char* flags : {"--eval_lengths 16,32 --curve", "--eval_lengths 16 --token_losses",
                               "--dump_bias 0,0 --T 8"}) {
         check_lost(place, use.with(flags), place / strprintf("lost%d", n++));
     }

@@ -9,6 +9,7 @@ refusing, the table decides.
 The loss is the mean over a shard of drawn ids. The ids of a text are seen in what they lead to: the keys of the first
 layer of a GPT-2 (--dump_bias 0,parts), or the embedding of a BERT (--encode).
 """
+import glob
 import json
 import os
 import random
@@ -494,8 +495,9 @@ class Directories(Folder):
         code, said = self.trainer(row, "--dump_bias", "0,parts," + TEXT)
         if code:
             return None, said
-        j = json.loads(self.read("out", "bias_0_parts.json"))
-        return torch.tensor([head["k"] for head in j["matrices"]]).view(2, len(j["tokens"]), 16), said
+        path, = glob.glob(self.path("out", "parts_*_0_0.safetensors"))
+        parts = load_file(path)
+        return torch.stack([parts["0.k"], parts["1.k"]]), said
 
     def outcome(self, row):
         """loads, or refused: why, or text refused: why; an error if it loads as something else. Tensors that the file

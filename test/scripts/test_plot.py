@@ -267,7 +267,7 @@ class TestPlot(Folder):
         self.assertEqual(shown[1], [[1] * 3, [2] * 3])                  # layer 0 at the bottom
         self.assertEqual(shown[2], [[0, 10, 20], [1, 11, 21]])
         self.assertAlmostEqual(shown[4][1][2], 12)
-        self.refused("heads", self.train_log("trained"), naming="--heads")
+        self.refused("heads", self.train_log("trained"), naming="scripts/heads.py")
 
     def test_without_out_a_figure_is_beside_its_input(self):
         run = self.train_log()

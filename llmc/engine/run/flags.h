@@ -99,8 +99,10 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, stride, "", 0, at_least(0), FREE, \
       "evaluate windows S apart and score the last S tokens of each; 0 = they do not overlap") \
     X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
-    X(bool, heads, "", false, a_switch(), FREE, \
-      "also where each head looks: the weight of sinks, entropy, distance, the window with 90 % of the weight") \
+    X(Text, dump_bias, "", "", any(), FREE, \
+      "LAYER,parts: write what the weights of attention are made of to --out, for scripts/heads.py; train_gpt2, too: " \
+      "LAYER,HEAD[,TEXT]: that head's bias matrix. LAYER may be all, HEAD all or mean; no TEXT = the windows of " \
+      "--eval_lengths, or the first --T tokens of --val_files") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(bool, token_losses, "", false, a_switch(), FREE, \
       "with --eval_lengths: write the loss of each token into --out") \
@@ -121,9 +123,6 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(int, top_k, "", 0, at_least(0), FREE, "sample among the K likeliest tokens; 0 = all") \
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
       "sample among the likeliest tokens whose probabilities sum to this") \
-    X(Text, dump_bias, "", "", any(), FREE, \
-      "LAYER,HEAD[,TEXT]: write that head's bias matrix to --out; also LAYER all, HEAD all or mean, or parts: what " \
-      "attention is made of, for scripts/explorer.py; no TEXT = the first --T tokens of --val_files") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
     X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \
@@ -225,6 +224,8 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
     for (auto& refused : refused_flags) {
         check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
     }
+    check(flag != "--heads", "--heads: a script says where each head looks: scripts/heads.py CHECKPOINT --val_files "
+          "FILE --eval_lengths 256,1024 --out DIRECTORY");
     const std::string shown = "'" + printable(flag) + "'";
     check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
     for (auto& other : other_names) {

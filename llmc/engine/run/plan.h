@@ -152,10 +152,6 @@ template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, 
     o.B = std::max(o.B, 1);
     check(!r.largest_batch || !plans_ahead(r), "--check --ranks %d: --B -1 depends on the memory of the machine that "
           "the ranks run on; expected a number", o.ranks);
-    check(!o.heads || evaluates_lengths(o), "--heads: expected --eval_lengths, without --encode");
-    check(!o.heads || comm().size == 1, "--heads: expected one process, got %d", comm().size);
-    check(!o.heads || !ON_GPU, "--heads: this program was built for GPUs; expected train_gpt2 or train_bert, "
-          "which read the same checkpoints");
     const int ranks = planned_ranks(r);
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
