@@ -220,7 +220,7 @@ inline std::vector<std::string> encodings_with_fixture(const std::string& family
             names.push_back(name);
         } else if (said.insert(fixture).second) {
             printf("missing: test/fixtures/%s.safetensors, so %s is not compared with PyTorch; dev/hf/make_fixtures.py "
-                   "writes it once llmc/engine/files/cable_encodings.py knows the encoding\n", fixture.c_str(),
+                   "writes it once dev/hf/cable_encodings.py knows the encoding\n", fixture.c_str(),
                    name.c_str());
         }
     }

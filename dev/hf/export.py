@@ -37,7 +37,6 @@ from console import BadInput    # noqa: E402
 
 TRAINER = os.environ.get("TRAIN_GPT2") or os.path.join(os.path.dirname(os.path.dirname(HERE)), "train_gpt2")
 SAME = 1e-4             # of a loss in two programs in float32, which differ by 1e-6
-FILES = os.path.join(os.path.dirname(os.path.dirname(HERE)), "llmc", "engine", "files")
 CODE, SOURCES = "cable_hf.py", ("cable_encodings.py", "cable_hf.py")
 COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json",
           "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
@@ -118,7 +117,7 @@ def code_of_models():
     """cable_hf.py as the trainers write it: what C++ reads as two raw strings, without the first quote"""
     texts = []
     for name in SOURCES:
-        with open(os.path.join(FILES, name), encoding="utf-8") as f:
+        with open(os.path.join(HERE, name), encoding="utf-8") as f:
             text = f.read()
         texts.append(text[text.index('R"py(') + 5:text.rindex(')py"')])
     return "".join(texts)[1:]

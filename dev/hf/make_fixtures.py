@@ -35,7 +35,6 @@ import copy
 import json
 import os
 import re
-import sys
 import zlib
 
 import numpy as np
@@ -43,11 +42,9 @@ import torch
 import torch.nn.functional as F
 import transformers
 
-ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
-sys.path.append(os.path.join(ROOT, "llmc", "engine", "files"))
-from cable_encodings import POSITIONS, TURNS, with_part  # noqa: E402
-import export  # noqa: E402
-from modeling_cable import write_safetensors  # noqa: E402
+import export
+from cable_encodings import POSITIONS, TURNS, with_part
+from modeling_cable import write_safetensors
 
 cable_hf = export.cable_hf()
 
@@ -268,7 +265,7 @@ def own(name, tensors):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("directory", nargs="?", default=os.path.join(ROOT, "test", "fixtures"))
+    parser.add_argument("directory", nargs="?", default=os.path.join(export.HERE, "..", "..", "test", "fixtures"))
     parser.add_argument("--only", default="", metavar="PREFIX", help="write the files whose names begin so, e.g. bert_")
     args = parser.parse_args()
     os.makedirs(args.directory, exist_ok=True)

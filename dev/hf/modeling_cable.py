@@ -13,18 +13,15 @@ import json
 import math
 import os
 import struct
-import sys
 from dataclasses import asdict, dataclass, field
 
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 
-sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "llmc", "engine", "files"))
-import cable_encodings  # noqa: E402
-from cable_encodings import (CABLES, GRAPES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax,  # noqa: E402
-                             add_position, check_position, renamed, rotate, shared_t5, window_of,
-                             with_part)
+import cable_encodings
+from cable_encodings import (CABLES, GRAPES, MLP, Bam, Conv1D, EncodedAttention, Kerple, SSMax, add_position,
+                             check_position, renamed, rotate, shared_t5, window_of, with_part)
 
 KNOWN = {**cable_encodings.POSITIONS, "learned": {}}
 POSITIONS = [name for name in KNOWN if name != "fox"]         # a second name of cable_v1

@@ -211,8 +211,8 @@ TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transforme
     }
     CHECK(config.at("model_type") == "cable_bert");
     CHECK(config.at("auto_map").at("AutoModelForMaskedLM") == "cable_hf.CableBertForMaskedLM");
-    const std::string encodings = read_file("llmc/engine/files/cable_encodings.py");
-    const std::string models = read_file("llmc/engine/files/cable_hf.py");
+    const std::string encodings = read_file("dev/hf/cable_encodings.py");
+    const std::string models = read_file("dev/hf/cable_hf.py");
     const size_t begin = models.find("R\"py(") + 5;
     CHECK(read_file(step_dir(place.out(), 60) + "/cable_hf.py") ==          // without C++'s quotes, R"py(" and )py"
           encodings.substr(6, encodings.size() - 6 - 5) + models.substr(begin, models.size() - begin - 5));

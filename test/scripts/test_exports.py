@@ -191,7 +191,7 @@ class Exports(Case):
         names = re.findall(r"^  ([a-z0-9_]+) {2,}\S", listed, re.M)
         self.assertEqual(sorted(set(POSITIONS) - set(names)), [], "twins of no encoding")
         for name in sorted(set(names) - set(POSITIONS)):    # a new encoding may have no twin yet
-            print(f"missing: {name} in llmc/engine/files/cable_encodings.py: its checkpoints are not compared")
+            print(f"missing: {name} in dev/hf/cable_encodings.py: its checkpoints are not compared")
         return [name for name in names if name in POSITIONS] + OPTIONS + COMPOSED
 
     def lengths(self, name):

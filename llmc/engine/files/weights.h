@@ -83,13 +83,13 @@ constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "nu
                                   "vocab_size", "max_position_embeddings", "CableBertConfig", "CableBertModel",
                                   "AutoModelForMaskedLM", "CableBertForMaskedLM"};
 
-// The models in Python, written beside the weights. config.json's auto_map names the classes, so that transformers runs
-// this file with trust_remote_code=True, and refuses the model otherwise.
+// The models in Python, which are written beside the weights. config.json's auto_map names the classes, so that
+// transformers runs this file with trust_remote_code=True, and refuses the model otherwise.
 constexpr const char* HF_FILE = "cable_hf.py";
 inline const char* hf_code() {
     static const char text[] =
-#include "cable_encodings.py"
-#include "cable_hf.py"
+#include "../../../dev/hf/cable_encodings.py"
+#include "../../../dev/hf/cable_hf.py"
         ;
     return text + 1;        // without the first quote, which makes R"py( a string in Python
 }
