@@ -145,7 +145,6 @@ def lines(stage):
                    "-ffp-contract=off", "-I.", "-x", "c++", f"train_{t}.cu", "-lpthread", "-s", "-o", CPU[t]]]
     found += [cuda(f"test/simt/test_{n}.cu", path("test_" + n), "-Itest/simt") for n in kernel_tests()]
     found += [cuda("dev/gpu_bench.cu", path(f"bench_{causal}"), f"-DCAUSAL={causal}") for causal in (0, 1)]
-    found += [cuda("dev/gpu_bench.cu", path("bench_columns"), "-DCAUSAL=1", "-DFLASH_VARIANT=3")]
     library = ["-shared", "-DLIBRARY_BUILD", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     found += [cuda("dev/torch/library.cu", path("libcablecu.so"), *library),
               cuda("dev/torch/library.cu", path("libcablecu_fp32.so"), *library, "-DPRECISION_FP32")]
@@ -343,7 +342,6 @@ def bench(visit):
                           {"ms": r["ms"], "MiB": round(r["peak_mib"])})
         return {"results": len(found)}
     visit.check("bench", run, "bench", 90, [path("bench_1")])
-    visit.check("bench, columns", run, "bench, columns", 90, [path("bench_columns")])
     visit.check("bench, bidirectional", run, "bench, bidirectional", 90, [path("bench_0")])
     torch = ["python3", "dev/gpu_bench_pytorch.py"]
     if has_pytorch(visit):

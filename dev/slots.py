@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """slots.py -- how many instructions a warp of the tensor-core attention issues for a tile of 64 x 64, on Hopper. The
-kernels' time follows it (docs/attention.md, "The bias as columns"). It needs nvcc and nvdisasm, but no GPU.
+kernels' time follows it (docs/attention.md, "The bias and the issue of instructions"). It needs nvcc and nvdisasm, but
+no GPU.
 
-    dev/slots.py              counts, for each way to add the bias (FLASH_VARIANT), and compares with dev/slots.json
+    dev/slots.py              counts, and compares with dev/slots.json
     dev/slots.py --update     writes dev/slots.json
 
 Head size 64, without masks. Of the loop over tiles it takes the shortest way that fetches the next tile and is not the
@@ -15,7 +16,6 @@ import tempfile
 from ptxas_budget import ROOT, BadInput, compiler_version, console, makefile, tool, write_budget
 
 BUDGET = os.path.join(ROOT, "dev", "slots.json")
-VARIANTS = {"start": 0, "columns": 3}               # of FLASH_VARIANT: llmc/attention/flash/columns.cuh
 BIASES = {"None": "none", "Linear": "alibi", "Distance": "cable"}
 KERNELS = {"forward": "FlashArgs", "backward_dq": "FlashArgs, const FlashQueries*, FlashSlabs",
            "backward_dkdv": "FlashArgs, const FlashQueries*"}
@@ -29,14 +29,14 @@ def source(causal):
     return "\n".join(lines)
 
 
-def disassemble(variant, causal):
+def disassemble(causal):
     """the text of nvdisasm"""
     with tempfile.TemporaryDirectory() as folder:
         name = os.path.join(folder, "slots.cu")
         with open(name, "w") as f:
             f.write(source(causal))
-        compile_it = [tool("nvcc"), *makefile("NVCC_CODE"), "-arch=sm_90a", "-cubin", f"-DFLASH_VARIANT={variant}",
-                      "-I" + ROOT, name, "-o", name + "bin"]
+        compile_it = [tool("nvcc"), *makefile("NVCC_CODE"), "-arch=sm_90a", "-cubin", "-I" + ROOT, name, "-o",
+                      name + "bin"]
         console.output_of(compile_it)
         return console.output_of([tool("nvdisasm"), "-c", name + "bin"])
 
@@ -86,26 +86,20 @@ def ways(blocks):
     raise BadInput("expected the loop's last block to be reached")
 
 
-def slots(text, copies):
-    """[slots of a warp without a part in the bias, of the one with the largest]; it has so many copies at least"""
-    found = {key: n for key, n in ways(blocks_of(text)).items() if key[0] >= copies}
-    stores = max(s for _, s in found)
-    prepare = {key: n for key, n in found.items() if key[1] == stores}
-    copies = (min if stores else max)(c for c, _ in prepare)        # beside columns, only the diagonal stores values
-    return [min(found.values()), prepare[copies, stores]]
+def slots(text):
+    """[slots of a warp without a part in the bias, slots of the warp with the largest part]"""
+    found = {key: n for key, n in ways(blocks_of(text)).items() if key[0] >= 8}     # it fetches the next tile
+    return [min(found.values()), found[max(found, key=lambda way: (way[1], way[0]))]]
 
 
 def count_all():
     rows = {}
     for direction, causal in (("causal", "true"), ("full", "false")):
-        for name, variant in VARIANTS.items():
-            print(f"compiling {name}, {direction}", flush=True)
-            for part in re.split(r"\n\s*\.section\s+\.text\.", disassemble(variant, causal))[1:]:
-                kernel = re.search(r"flash_(forward|backward_\w+?)_kernelILb[01]EL9FlashBias(\d)", part.split(",")[0])
-                if kernel:
-                    bias = list(BIASES.values())[int(kernel[2])]
-                    copies = 9 if kernel[1] == "backward_dkdv" and variant and bias != "none" else 8    # a query's
-                    rows[f"{kernel[1]} {direction} {bias} {name}"] = slots(part, copies)
+        print(f"compiling {direction}", flush=True)
+        for part in re.split(r"\n\s*\.section\s+\.text\.", disassemble(causal))[1:]:
+            kernel = re.search(r"flash_(forward|backward_\w+?)_kernelILb[01]EL9FlashBias(\d)", part.split(",")[0])
+            if kernel:
+                rows[f"{kernel[1]} {direction} {list(BIASES.values())[int(kernel[2])]}"] = slots(part)
     return dict(sorted(rows.items()))
 
 

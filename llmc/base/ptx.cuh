@@ -91,8 +91,7 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 // row r, piece p lies at p ^ (r & 7). wgmma's descriptor has the address and the distance of eight rows, in 16 bytes.
 struct WgmmaTile {
     uint32_t low;
-    // at: where the operand begins in it, in bytes
-    __device__ explicit WgmmaTile(const void* p, int at = 0) : low(((uint32_t)__cvta_generic_to_shared(p) + at) >> 4) {}
+    __device__ explicit WgmmaTile(const void* p) : low((uint32_t)__cvta_generic_to_shared(p) >> 4) {}
     __device__ uint64_t from(int bytes) const {
         constexpr uint32_t SWIZZLE_128 = 1u << 30, EIGHT_ROWS = 1024 >> 4;
         uint64_t descriptor;
@@ -100,50 +99,39 @@ struct WgmmaTile {
         return descriptor;
     }
 };
-// wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64, 32 or 8: d (64,N) += a (64,16) b (16,N), by which warp w
-// takes the rows from 16 w on; wgmma_set: d = a b. What they read and write may be touched after wgmma_wait.
+// wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64 or 32: d (64,N) += a (64,16) b (16,N), by which warp w
+// takes the rows from 16 w on. What it reads and writes may be touched after wgmma_wait.
 //   d[n]  columns 8 n .. 8 n + 7 of the warp's rows, in the registers of mma_m16n8k16
 //   a     the warp's rows, in those registers; or row r is 16 numbers of row r of a tile, `at` bytes from its start
 //   b     column c is 16 numbers of row c of a tile, `at` bytes from its start. Transposed: row k is row k of the tile
 //         that begins at `at`
-#define WGMMA(N, add, d, operands) "{.reg .pred add; setp.ne.b32 add, " add ", 0; " \
+#define WGMMA(N, d, operands) "{.reg .pred add; setp.ne.b32 add, 1, 0; " \
     "wgmma.mma_async.sync.aligned.m64n" N "k16.f32.bf16.bf16 {" d "}, " operands ";}"
-#define WGMMA_D4 "%0, %1, %2, %3"
-#define WGMMA_D16 WGMMA_D4 ", %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
+#define WGMMA_D16 "%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15"
 #define WGMMA_D32 WGMMA_D16 ", %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31"
-#define WGMMA_1(to, n) to(d[n][0]), to(d[n][1]), to(d[n][2]), to(d[n][3])
-#define WGMMA_4(to) WGMMA_1(to, 0), WGMMA_1(to, 1), WGMMA_1(to, 2), WGMMA_1(to, 3)
-#define WGMMA_8(to) WGMMA_4(to), WGMMA_1(to, 4), WGMMA_1(to, 5), WGMMA_1(to, 6), WGMMA_1(to, 7)
+#define WGMMA_1(n) "+f"(d[n][0]), "+f"(d[n][1]), "+f"(d[n][2]), "+f"(d[n][3])
+#define WGMMA_4 WGMMA_1(0), WGMMA_1(1), WGMMA_1(2), WGMMA_1(3)
+#define WGMMA_8 WGMMA_4, WGMMA_1(4), WGMMA_1(5), WGMMA_1(6), WGMMA_1(7)
 #define WGMMA_A "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3])
-#define WGMMA_BOTH(name, add, to) \
-    template <bool Transposed> \
-    __device__ inline void name(float (&d)[8][4], const uint32_t (&a)[4], WgmmaTile b, int at) { \
-        asm volatile(WGMMA("64", add, WGMMA_D32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37") \
-                     : WGMMA_8(to) : WGMMA_A, "l"(b.from(at)), "n"(Transposed)); \
-    } \
-    template <bool Transposed> \
-    __device__ inline void name(float (&d)[4][4], const uint32_t (&a)[4], WgmmaTile b, int at) { \
-        asm volatile(WGMMA("32", add, WGMMA_D16, "{%16, %17, %18, %19}, %20, add, 1, 1, %21") \
-                     : WGMMA_4(to) : WGMMA_A, "l"(b.from(at)), "n"(Transposed)); \
-    } \
-    template <bool Transposed> \
-    __device__ inline void name(float (&d)[1][4], const uint32_t (&a)[4], WgmmaTile b, int at) { \
-        asm volatile(WGMMA("8", add, WGMMA_D4, "{%4, %5, %6, %7}, %8, add, 1, 1, %9") \
-                     : WGMMA_1(to, 0) : WGMMA_A, "l"(b.from(at)), "n"(Transposed)); \
-    } \
-    __device__ inline void name(float (&d)[8][4], WgmmaTile a, WgmmaTile b, int at) { \
-        asm volatile(WGMMA("64", add, WGMMA_D32, "%32, %33, add, 1, 1, 0, 0") \
-                     : WGMMA_8(to) : "l"(a.from(at)), "l"(b.from(at))); \
-    } \
-    __device__ inline void name(float (&d)[4][4], WgmmaTile a, WgmmaTile b, int at) { \
-        asm volatile(WGMMA("32", add, WGMMA_D16, "%16, %17, add, 1, 1, 0, 0") \
-                     : WGMMA_4(to) : "l"(a.from(at)), "l"(b.from(at))); \
-    }
-WGMMA_BOTH(wgmma, "1", "+f")
-WGMMA_BOTH(wgmma_set, "0", "=f")
-#undef WGMMA_BOTH
+template <bool Transposed>
+__device__ inline void wgmma(float (&d)[8][4], const uint32_t (&a)[4], WgmmaTile b, int at) {
+    asm volatile(WGMMA("64", WGMMA_D32, "{%32, %33, %34, %35}, %36, add, 1, 1, %37")
+                 : WGMMA_8 : WGMMA_A, "l"(b.from(at)), "n"(Transposed));
+}
+template <bool Transposed>
+__device__ inline void wgmma(float (&d)[4][4], const uint32_t (&a)[4], WgmmaTile b, int at) {
+    asm volatile(WGMMA("32", WGMMA_D16, "{%16, %17, %18, %19}, %20, add, 1, 1, %21")
+                 : WGMMA_4 : WGMMA_A, "l"(b.from(at)), "n"(Transposed));
+}
+__device__ inline void wgmma(float (&d)[8][4], WgmmaTile a, WgmmaTile b, int at) {
+    asm volatile(WGMMA("64", WGMMA_D32, "%32, %33, add, 1, 1, 0, 0")
+                 : WGMMA_8 : "l"(a.from(at)), "l"(b.from(at)));
+}
+__device__ inline void wgmma(float (&d)[4][4], WgmmaTile a, WgmmaTile b, int at) {
+    asm volatile(WGMMA("32", WGMMA_D16, "%16, %17, add, 1, 1, 0, 0")
+                 : WGMMA_4 : "l"(a.from(at)), "l"(b.from(at)));
+}
 #undef WGMMA
-#undef WGMMA_D4
 #undef WGMMA_D16
 #undef WGMMA_D32
 #undef WGMMA_1
@@ -160,13 +148,10 @@ __device__ inline void wgmma_wait() {
 // fence.proxy.async: products after the next barrier see what this thread wrote to shared memory, cp.async included
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
-struct WgmmaTile { __device__ explicit WgmmaTile(const void*, int = 0) {} };
+struct WgmmaTile { __device__ explicit WgmmaTile(const void*) {} };
 template <bool Transposed, int N>
 __device__ inline void wgmma(float (&)[N][4], const uint32_t (&)[4], WgmmaTile, int) {}
 template <int N> __device__ inline void wgmma(float (&)[N][4], WgmmaTile, WgmmaTile, int) {}
-template <bool Transposed, int N>
-__device__ inline void wgmma_set(float (&)[N][4], const uint32_t (&)[4], WgmmaTile, int) {}
-template <int N> __device__ inline void wgmma_set(float (&)[N][4], WgmmaTile, WgmmaTile, int) {}
 __device__ inline void wgmma_fence() {}
 __device__ inline void wgmma_wait() {}
 __device__ inline void fence_proxy_async() {}

@@ -94,7 +94,7 @@ class GpuCheck(Folder):
         self.assertRegex(read("Makefile"), r"\nNVCC_BASE = .*\$\(NVCC_CODE\) ")
         self.assertIn(" ".join(gpu_check.makefile("NVCC_CODE")), compiled[0])
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
-                          for line in compiled], 15 * [True])
+                          for line in compiled], 14 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
         self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 4)    # --help, import torch
 
@@ -109,7 +109,7 @@ class GpuCheck(Folder):
                 self.check("--only", "build", *stages)
             names = {line[-1] for line in compiled}
             self.assertEqual(names, expected or names, stages)
-            self.assertEqual(len(names), 14 if expected is None else len(expected), stages)
+            self.assertEqual(len(names), 13 if expected is None else len(expected), stages)
 
     def test_what_fails_is_named_and_tried_again(self):
         for wrong, what, words in (("loss", "losses gpt2", "none, bf16: the losses differ from the CPU's by 0.002"),

@@ -19,7 +19,7 @@
     FLASH_OF(Extern, Causal, FlashBias::Distance) FLASH_OF(Extern, Causal, FlashBias::LogDistance) \
     FLASH_OF(Extern, Causal, FlashBias::Toeplitz) FLASH_OF(Extern, Causal, FlashBias::Fire)
 #endif
-#if defined(SIMT) && !defined(SIMT_AMPERE) && FLASH_VARIANT == 0
+#if defined(SIMT) && !defined(SIMT_AMPERE)
 FLASH_KINDS(extern, true)
 FLASH_KINDS(extern, false)
 #endif

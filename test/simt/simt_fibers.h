@@ -11,7 +11,7 @@ struct SimtProduct {                                            // a wgmma under
     const uint32_t* a;
     const char *a_tile, *b;
     int columns, row0;
-    bool transposed, sets;
+    bool transposed;
 };
 struct SimtThread {
     jmp_buf state;

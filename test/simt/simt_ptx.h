@@ -156,7 +156,6 @@ inline void wgmma_perform(const void* const* in, void* const*) {
             const uint32_t low = pack_bf16(b(k, c), b(k + 1, c));
             const uint32_t high = pack_bf16(b(k + 8, c), b(k + 9, c));
             requests[l] = {a, {low, high}, own.d + n / 2};
-            if (own.sets) { std::fill_n(own.d + n / 2, 4, 0.0f); }
             mma_in[l] = mma_out[l] = &requests[l];
         }
         mma_perform(mma_in, mma_out);
@@ -164,11 +163,10 @@ inline void wgmma_perform(const void* const* in, void* const*) {
 }
 struct WgmmaTile {
     const char* start;
-    int at;
-    explicit WgmmaTile(const void* p, int at = 0) : start((const char*)p), at(at) {}
+    explicit WgmmaTile(const void* p) : start((const char*)p) {}
 };
 inline void wgmma_start(float* d, const uint32_t* a, WgmmaTile a_tile, WgmmaTile b, int at, int columns,
-                        bool transposed, bool sets, const char* file, int line) {
+                        bool transposed, const char* file, int line) {
     SimtThread* t = simt.current;
     if (!t->fenced) { simt_fail(file, line, "wgmma: expected wgmma_fence since the last wait"); }
     if (t->copied) { simt_fail(file, line, "wgmma: expected fence_proxy_async after cp_async_wait"); }
@@ -179,22 +177,15 @@ inline void wgmma_start(float* d, const uint32_t* a, WgmmaTile a_tile, WgmmaTile
     };
     expect_tile(b.start, transposed ? at / 128 + 16 : columns);
     if (a == nullptr) { expect_tile(a_tile.start, 64); }
-    t->products.push_back({d, a, a == nullptr ? a_tile.start + a_tile.at + at : nullptr, b.start + b.at + at, columns,
-                           (int)threadIdx.x / 32 * 16, transposed, sets});
+    t->products.push_back({d, a, a == nullptr ? a_tile.start + at : nullptr, b.start + at, columns,
+                           (int)threadIdx.x / 32 * 16, transposed});
 }
 template <bool Transposed, int N>
 void wgmma(float (&d)[N][4], const uint32_t (&a)[4], WgmmaTile b, int at, SIMT_SITE) {
-    wgmma_start(&d[0][0], a, b, b, at, N * 8, Transposed, false, file, line);
+    wgmma_start(&d[0][0], a, b, b, at, N * 8, Transposed, file, line);
 }
 template <int N> void wgmma(float (&d)[N][4], WgmmaTile a, WgmmaTile b, int at, SIMT_SITE) {
-    wgmma_start(&d[0][0], nullptr, a, b, at, N * 8, false, false, file, line);
-}
-template <bool Transposed, int N>
-void wgmma_set(float (&d)[N][4], const uint32_t (&a)[4], WgmmaTile b, int at, SIMT_SITE) {
-    wgmma_start(&d[0][0], a, b, b, at, N * 8, Transposed, true, file, line);
-}
-template <int N> void wgmma_set(float (&d)[N][4], WgmmaTile a, WgmmaTile b, int at, SIMT_SITE) {
-    wgmma_start(&d[0][0], nullptr, a, b, at, N * 8, false, true, file, line);
+    wgmma_start(&d[0][0], nullptr, a, b, at, N * 8, false, file, line);
 }
 inline void wgmma_fence() { simt.current->fenced = true; }
 inline void wgmma_wait(SIMT_SITE) {

@@ -192,10 +192,7 @@ void oracle_head(Results& r, const Inputs& p, int bh, Roundings roundings) {
         for (int e = 0; e < (int)bias.size(); e++) {
             if (bias[(size_t)e] == -INFINITY) { continue; }
             const int i = e / p.s.T, j = e % p.s.T;
-            // beside the diagonal tile flash/columns.cuh sums the products' own dlogit
-            const bool own = roundings != Exact && flash_may_have_columns(FLASH_BACKWARD, p.Kind) && runs_wgmma();
-            const double dlogit = head.dbias[(size_t)e];
-            add_bias_gradients(r, p, bh, i, j, own && i / FLASH_TILE != j / FLASH_TILE ? bf16_of(dlogit) : dlogit);
+            add_bias_gradients(r, p, bh, i, j, head.dbias[(size_t)e]);
         }
     };
     if (roundings == ForwardAndBackward) {

@@ -191,8 +191,7 @@ KERNEL_TEST("flash backward: dS and dg of 16,320 equal pairs") {
         args.S_offset = d_S.p; args.S_origin = S_origin.p; args.g = d_g.p; args.dS = dS.p; args.dg = dg.p;
         FlashQueries* queries = (FlashQueries*)scratch.p;
         dS.set(Floats((size_t)T, 0.0f));
-        const size_t shared = flash_backward_shared(HS, false) + flash_columns_shared(FLASH_BACKWARD, Kind);
-        const Grid one(1, FLASH_THREADS, shared, stream);
+        const Grid one(1, FLASH_THREADS, flash_backward_shared(HS, false), stream);
         const Grid rows((size_t)T * (HS / 8) / FLASH_THREADS, FLASH_THREADS, 0, stream);
         launch(flash_backward_prepare_kernel<Kind, HS>, rows, queries, args);
         launch(flash_backward_dkdv_kernel<false, Kind, HS, false>, one, args, queries);

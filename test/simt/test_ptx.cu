@@ -105,19 +105,18 @@ KERNEL_TEST("mma_m16n8k16: float32 sums of bf16 products") {
     INFO("error %.1e", error);
 }
 
-// d (64,N) += A (64,16) B (16,N) by a warpgroup, or with Sets d = A B, where d was NaN. The tiles are written element
-// by element, where the ISA's swizzle of 128 bytes wants them: bits 4 to 6 of the address are xored with its bits 7 to
-// 9. All else in them is NaN.
+// d (64,N) += A (64,16) B (16,N) by a warpgroup. The tiles are written element by element, where the ISA's swizzle of
+// 128 bytes wants them: bits 4 to 6 of the address are xored with its bits 7 to 9. All else in them is NaN.
 enum Wgmma { A_IN_REGISTERS, B_TRANSPOSED, BOTH_IN_TILES };
 enum WgmmaFault { NO_FAULT, READ_EARLY, OVERWRITTEN_EARLY, NO_FENCE };
 __device__ inline void put_swizzled(char* tile, int row, int column, float x) {
     const int at = row * 128 + column * 2;
     *(bf16*)(tile + (at ^ (at >> 7 & 7) << 4)) = (bf16)x;
 }
-template <Wgmma Form, int N, WgmmaFault Fault, bool Sets>
-__global__ void wgmma_kernel(float* D, float* has_wgmma, const float* A, const float* B, int k0, int c0) {
+template <Wgmma Form, int N, WgmmaFault Fault>
+__global__ void wgmma_kernel(float* D, float* has_wgmma, const float* A, const float* B, int k0) {
     char* a_tile = (char*)dynamic_shared();                         // (64,64); A at the columns from k0 on
-    char* b_tile = a_tile + 64 * 128;                               // transposed: B at row k0, column c0
+    char* b_tile = a_tile + 64 * 128;                               // transposed: B at the rows from k0 on
     const int group = threadIdx.x % 32 / 4;
     const int pair = threadIdx.x % 4;
     const int row0 = threadIdx.x / 32 * 16 + group;
@@ -128,7 +127,7 @@ __global__ void wgmma_kernel(float* D, float* has_wgmma, const float* A, const f
     __syncthreads();
     for (int e = threadIdx.x; e < 64 * 16; e += 128) { put_swizzled(a_tile, e / 16, k0 + e % 16, A[e]); }
     for (int e = threadIdx.x; e < 16 * N; e += 128) {
-        if (Form == B_TRANSPOSED) { put_swizzled(b_tile, k0 + e / N, c0 + e % N, B[e]); }
+        if (Form == B_TRANSPOSED) { put_swizzled(b_tile, k0 + e / N, e % N, B[e]); }
         else { put_swizzled(b_tile, e % N, k0 + e / N, B[e]); }
     }
     fence_proxy_async();
@@ -141,15 +140,12 @@ __global__ void wgmma_kernel(float* D, float* has_wgmma, const float* A, const f
     float d[N / 8][4];
     const auto at = [&](int n, int i) { return (row0 + i / 2 * 8) * N + 8 * n + 2 * pair + i % 2; };
     for (int n = 0; n < N / 8; n++) {
-        for (int i = 0; i < 4; i++) { d[n][i] = Sets ? NAN : D[at(n, i)]; }
+        for (int i = 0; i < 4; i++) { d[n][i] = D[at(n, i)]; }
     }
     if (Fault != NO_FENCE) { wgmma_fence(); }
-    const WgmmaTile b(b_tile, Form == B_TRANSPOSED ? 2 * c0 : 0);
-    if constexpr (Form == A_IN_REGISTERS && Sets) { wgmma_set<false>(d, a, b, 2 * k0); }
-    else if constexpr (Form == A_IN_REGISTERS) { wgmma<false>(d, a, b, 2 * k0); }
-    else if constexpr (Form == B_TRANSPOSED && Sets) { wgmma_set<true>(d, a, b, 128 * k0); }
+    const WgmmaTile b(b_tile);
+    if constexpr (Form == A_IN_REGISTERS) { wgmma<false>(d, a, b, 2 * k0); }
     else if constexpr (Form == B_TRANSPOSED) { wgmma<true>(d, a, b, 128 * k0); }
-    else if constexpr (Sets) { wgmma_set(d, WgmmaTile(a_tile, 2 * k0), WgmmaTile(b_tile, 2 * k0), 0); }
     else { wgmma(d, WgmmaTile(a_tile), b, 2 * k0); }
     if (Fault == OVERWRITTEN_EARLY) { a[3] = 0; }
     if (Fault != READ_EARLY) { wgmma_wait(); }
@@ -159,13 +155,11 @@ __global__ void wgmma_kernel(float* D, float* has_wgmma, const float* A, const f
     if (Fault == READ_EARLY) { wgmma_wait(); }
     if (threadIdx.x == 0) { *has_wgmma = HAS_WGMMA ? 1.0f : 0.0f; }
 }
-template <Wgmma Form, int N, bool Sets = false, WgmmaFault Fault = NO_FAULT>
-static double wgmma_error(int k0, int c0 = 0) {
+template <Wgmma Form, int N, WgmmaFault Fault = NO_FAULT> static double wgmma_error(int k0) {
     const std::vector<float> A = whole_numbers(64 * 16, 1), B = whole_numbers(16 * N, 2);
-    const std::vector<float> D = Sets ? std::vector<float>(64 * N) : whole_numbers(64 * N, 3);
+    const std::vector<float> D = whole_numbers(64 * N, 3);
     DeviceArray<float> a(A), b(B), d(D), has_wgmma(1);
-    launch(wgmma_kernel<Form, N, Fault, Sets>, Grid(1, 128, 2 * 64 * 128, stream), d.p, has_wgmma.p, a.p, b.p, k0,
-           c0);
+    launch(wgmma_kernel<Form, N, Fault>, Grid(1, 128, 2 * 64 * 128, stream), d.p, has_wgmma.p, a.p, b.p, k0);
     const std::vector<float> found = d.host();
     if (has_wgmma.host()[0] == 0.0f) { SKIP("this GPU has no wgmma"); }
     return relative_l2(found, product(converted<double>(D), A, B, 64, N, 16));
@@ -178,33 +172,13 @@ KERNEL_TEST("wgmma: exact on whole numbers, from registers and tiles, at each of
         for (int i = 0; i < 6; i++) { EXPECT(errors[i] == 0, "k0 %d, form %d: error %g", k0, i, errors[i]); }
     }
 }
-KERNEL_TEST("wgmma_set: as wgmma, but what was in the registers is not added") {
-    for (int k0 = 0; k0 < 64; k0 += 16) {
-        const double errors[] = {wgmma_error<A_IN_REGISTERS, 64, true>(k0), wgmma_error<A_IN_REGISTERS, 32, true>(k0),
-                                 wgmma_error<B_TRANSPOSED, 64, true>(k0),   wgmma_error<B_TRANSPOSED, 32, true>(k0),
-                                 wgmma_error<BOTH_IN_TILES, 64, true>(k0),  wgmma_error<BOTH_IN_TILES, 32, true>(k0)};
-        for (int i = 0; i < 6; i++) { EXPECT(errors[i] == 0, "k0 %d, form %d: error %g", k0, i, errors[i]); }
-    }
-}
-KERNEL_TEST("wgmma of 8 columns, and transposed operands that begin inside a row of the tile") {
-    for (int k0 = 0; k0 < 64; k0 += 16) {
-        for (int c0 = 0; c0 < 64; c0 += 16) {               // 0, 32, 64, 96 bytes into the row
-            const double set = wgmma_error<B_TRANSPOSED, 8, true>(k0, c0), add = wgmma_error<B_TRANSPOSED, 8>(k0, c0);
-            EXPECT(set == 0 && add == 0, "8 columns, row %d, column %d: errors %g and %g", k0, c0, set, add);
-            const double wide = c0 <= 32 ? wgmma_error<B_TRANSPOSED, 32>(k0, c0) : 0.0;
-            EXPECT(wide == 0, "32 columns, row %d, column %d: error %g", k0, c0, wide);
-        }
-        const double rows = wgmma_error<A_IN_REGISTERS, 8>(k0);
-        EXPECT(rows == 0, "8 rows of the tile, column %d: error %g", k0, rows);
-    }
-}
 KERNEL_TEST("planted: wgmma's result is read before the wait, its operand overwritten, the fence left out") {
     only_emulated();
-    const double early = wgmma_error<A_IN_REGISTERS, 64, false, READ_EARLY>(0);
+    const double early = wgmma_error<A_IN_REGISTERS, 64, READ_EARLY>(0);
     EXPECT(early > 0.1, "a result that is read before the wait passes: error %g", early);
-    const double overwritten = wgmma_error<A_IN_REGISTERS, 64, false, OVERWRITTEN_EARLY>(0);
+    const double overwritten = wgmma_error<A_IN_REGISTERS, 64, OVERWRITTEN_EARLY>(0);
     EXPECT(overwritten > 0.1, "an operand that is overwritten before the wait passes: error %g", overwritten);
-    const std::string unfenced = error_of([] { wgmma_error<A_IN_REGISTERS, 64, false, NO_FENCE>(0); });
+    const std::string unfenced = error_of([] { wgmma_error<A_IN_REGISTERS, 64, NO_FENCE>(0); });
     EXPECT(unfenced.find("expected wgmma_fence") != std::string::npos, "the message is: %s", unfenced.c_str());
 }
 

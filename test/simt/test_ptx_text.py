@@ -10,10 +10,9 @@ import unittest
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 
 
-def wgmma(columns, a, more, add=1):
-    """add=0: what was in d is not read"""
-    d = ", ".join(f"d[{n}][{i}]:{'+f' if add else '=f'}" for n in range(columns // 8) for i in range(4))
-    return (f"{{.reg .pred add; setp.ne.b32 add, {add}, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
+def wgmma(columns, a, more):
+    d = ", ".join(f"d[{n}][{i}]:+f" for n in range(columns // 8) for i in range(4))
+    return (f"{{.reg .pred add; setp.ne.b32 add, 1, 0; wgmma.mma_async.sync.aligned.m64n{columns}k16.f32.bf16.bf16 "
             f"{{{d}}}, {a}, b.from(at):l, add, 1, 1, {more};}}")
 
 
@@ -31,9 +30,8 @@ INSTRUCTIONS = {
     "mma_m16n8k16":
         "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {d[0]:+f, d[1]:+f, d[2]:+f, d[3]:+f}, "
         "{a[0]:r, a[1]:r, a[2]:r, a[3]:r}, {b0:r, b1:r}, {d[0]:+f, d[1]:+f, d[2]:+f, d[3]:+f};",
-    **{name: [*(wgmma(n, REGISTERS, "Transposed:n", add) for n in (64, 32, 8)),
-              *(wgmma(n, "a.from(at):l", "0, 0", add) for n in (64, 32))]
-       for add, name in enumerate(("wgmma_set", "wgmma"))},
+    "wgmma": [*(wgmma(n, REGISTERS, "Transposed:n") for n in (64, 32)),
+              *(wgmma(n, "a.from(at):l", "0, 0") for n in (64, 32))],
     "wgmma_fence": "wgmma.fence.sync.aligned;",
     "wgmma_wait": "wgmma.commit_group.sync.aligned; wgmma.wait_group.sync.aligned 0;",
     "fence_proxy_async": "fence.proxy.async.shared::cta;",
@@ -51,7 +49,7 @@ BODIES = {
     "syncwarp": ["__syncwarp(~0u);"],
 }
 # What must not be moved, nor left out: they wait, or work on memory that the compiler does not see
-ON_REGISTERS = {"mma_m16n8k16", "wgmma", "wgmma_set"}
+ON_REGISTERS = {"mma_m16n8k16", "wgmma"}
 VOLATILE = ON_REGISTERS | {"ldmatrix_x4", "ldmatrix_x4_trans", "wgmma_fence", "wgmma_wait",
                            "fence_proxy_async", "cp_async_16", "cp_async_commit", "cp_async_wait"}
 
@@ -122,7 +120,7 @@ class Ptx(unittest.TestCase):
         """128-byte swizzle in bits 62 and 63, 1,024 bytes between eight rows in bits 32 to 45, all over 16"""
         with open(os.path.join(ROOT, "llmc", "base", "ptx.cuh"), encoding="utf-8") as f:
             text = " ".join(f.read().split())
-        self.assertIn("low(((uint32_t)__cvta_generic_to_shared(p) + at) >> 4)", text)
+        self.assertIn("low((uint32_t)__cvta_generic_to_shared(p) >> 4)", text)
         self.assertIn("SWIZZLE_128 = 1u << 30, EIGHT_ROWS = 1024 >> 4;", text)
         self.assertIn('asm("mov.b64 %0, {%1, %2};" : "=l"(descriptor) : "r"(low + bytes / 16), '
                       '"r"(SWIZZLE_128 | EIGHT_ROWS));', text)

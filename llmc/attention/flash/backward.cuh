@@ -78,13 +78,6 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     }
     FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
     tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
-    if constexpr (flash_columns(FLASH_BACKWARD, Kind)) {
-        const size_t at = (bh * rows + t) / FLASH_TILE;
-        const size_t all = (size_t)args.B * args.NH * rows / FLASH_TILE * flash_variants(Kind);
-        flash_prepare_columns<Kind>((FlashTileColumns*)(queries + all) + at, args, (int)bh, (int)t / FLASH_TILE,
-                                    (int)t % FLASH_TILE, query.weight, query.start, query.minus_dot);
-        return;
-    }
     if (flash_variants(Kind) == 1) { return; }
     // 3. the same, counted from the tile's first row and from its last
     const float* S = args.S_offset + bh * args.stride;
@@ -122,8 +115,7 @@ inline int flash_slabs(int BNH, int T) {
 inline size_t flash_backward_scratch(FlashBias Kind, int B, int T, int NH) {
     const size_t tiles = (size_t)ceil_div(T, FLASH_TILE);
     const size_t BNH = (size_t)B * NH;
-    const size_t columns = flash_may_have_columns(FLASH_BACKWARD, Kind) ? sizeof(FlashTileColumns) : 0;
-    const size_t queries = BNH * tiles * (flash_variants(Kind) * sizeof(FlashQueries) + columns) / sizeof(float);
+    const size_t queries = BNH * tiles * flash_variants(Kind) * sizeof(FlashQueries) / sizeof(float);
     const size_t slabs = Kind == FlashBias::Toeplitz ? BNH * flash_slabs(B * NH, T) * (tiles + 1) * FLASH_TILE : 0;
     const size_t sums = Kind == FlashBias::Fire ? BNH * tiles * FIRE_PIECES * FIRE_SUMS : 0;       // float64
     return queries + slabs + 2 * sums;
@@ -140,8 +132,7 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     constexpr int FREE_DKDV = FlashDkdv<Causal, Kind, HS, Masked>::FREE;    // nvcc: of the form without wgmma
     constexpr int FREE_DQ = FlashDq<Causal, Kind, HS, Masked>::FREE;
     const auto grid = [&](int tiles, int free) {
-        const size_t shared = flash_backward_shared(HS, free >= 0 && !runs_wgmma());
-        return Grid(BNH * tiles, FLASH_THREADS, shared + flash_columns_shared(FLASH_BACKWARD, Kind), stream);
+        return Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS, free >= 0 && !runs_wgmma()), stream);
     };
     launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
     launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DKDV), args, queries);

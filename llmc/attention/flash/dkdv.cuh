@@ -19,19 +19,14 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
     static constexpr bool cable = flash_is_cable(Kind);
-    static constexpr bool COLUMNS = Owner::COLUMNS;
-    enum { OWN_COLUMNS = 2 };                               // the keys' stages are groups 2 and 3; the queries' 0 and 1
     const FlashArgs& args;
     const Owner owner;
     FlashFire fire;
-    FlashPlaced key;                                        // COLUMNS: the thread's
-    double edge;                                            // S of the edge of the queries that are on their way
     // Arrays are apart, as in dq.cuh
     struct Owned {                                          // of the owned keys; dK and dV leave no room for all of it
         FlashOwned<HS, flash_keys_kept(Kind, HS)> k;
         FlashOwned<HS, flash_values_kept(Kind, HS)> v;
         float inv[OWN];                                     // Fire
-        uint32_t dot[4];                                    // COLUMNS: what makes -row_dot of a query
     };
     struct Sums {
         FlashFragment<HS> dK = {};
@@ -56,29 +51,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         while (m < end() && !meets(m)) { m++; }
         return m;
     }
-    __device__ void fetch(int m, int stage) {
-        owner.template fetch<FLASH_Q, FLASH_DOUT>(m, stage);
-        if (COLUMNS) { edge = owner.columns_of(m)->edge[m < owner.tile()]; }
-    }
-    // What stays in the columns, the thread's key, and the lane's two rows of flash/columns.cuh's `dot`
-    __device__ void start_columns(Owned& own) {
-        const int row = (int)threadIdx.x % FLASH_TILE;
-        *flash_column_piece(owner.columns, row, OWN_COLUMNS + (int)threadIdx.x / FLASH_TILE, 1) = flash_key_end();
-        key = FlashPlaces<Kind>(args, owner.block.bh).at(owner.tile(), row);
-        own.dot[0] = own.dot[1] = 0;
-        own.dot[2] = own.dot[3] = owner.lane % 4 < 2 ? flash_dot_end().x[owner.lane % 4] : 0;
-    }
-    // the keys as the queries of tile m meet them
-    __device__ void put_columns(int m, int stage) const {
-        if (threadIdx.x < FLASH_TILE && m != owner.tile()) {
-            flash_put_key(owner.columns, threadIdx.x, OWN_COLUMNS + stage, -fabsf(key.minus(edge)));
-        }
-    }
+    __device__ void fetch(int m, int stage) const { owner.template fetch<FLASH_Q, FLASH_DOUT>(m, stage); }
 
     // Returns the first tile of queries
     __device__ int load_owned(Owned& own) {
         owner.template load_owned<FLASH_K, FLASH_V>();
-        if (COLUMNS) { start_columns(own); }
         const int first = Causal ? owner.tile() : 0;
         const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
         const auto start = [&] {                            // what needs the place of the values
@@ -101,22 +78,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             start();
         }
         return m;
-    }
-    // what the products of the queries from c0 on start from
-    __device__ void start_by_columns(Scores& P, Scores& dP, const Owned& own, int stage, int c0) const {
-        wgmma_fence();
-        if constexpr (COLUMNS) {
-            flash_set_columns(P, owner.columns, OWN_COLUMNS + stage, stage, c0);
-            wgmma_set<false>(dP.x, own.dot, flash_column_operand(owner.columns, c0, stage), 0);
-        }
-    }
-    // += dlogit times their weights, when all products are done: lane 3 of a quad has other columns
-    __device__ void sum_columns(Sums& sums, const FlashLeft<STRIP>& dlogit, int stage, int c0) const {
-        FlashFragment<8> strip;
-        flash_set_sums(strip, dlogit, owner.columns, stage, c0);
-        wgmma_wait();
-        UNROLL
-        for (int r = 0; r < OWN; r++) { sums.dS[r] += owner.lane % 4 == 3 ? 0.0f : *strip.pair(r, 0); }
     }
     // The lane's e-th pair of a strip that begins with query c0 of a tile: two queries of a key. Its row and column in
     // a fragment, and the first query in the tile
@@ -148,15 +109,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     template <bool Edge>
     __device__ void take_gradient(Scores& P, Scores& dlogit, float (&tile_dS)[OWN], const FlashQuery* queries,
                                   const float (&place)[OWN], int m, int c0) const {
-        const bool sums = !COLUMNS || (Edge && m == owner.tile());      // else the columns have them
         UNROLL
         for (int e = 0; e < STRIP / 8 * OWN; e++) {
             const int r = pair_row(e);
             const int c = pair_query(e, c0);
             const int i = m * FLASH_TILE + c;
             const int j = owner.first() + owner.row(r);
-            FlashQuery query[2] = {};
-            if (sums) { query[0] = queries[c]; query[1] = queries[c + 1]; }
+            const FlashQuery query[2] = {queries[c], queries[c + 1]};
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
@@ -171,7 +130,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             for (int k = 0; k < 2; k++) {
                 const bool negative = Edge && !Causal && m == owner.tile() && j > i + k;
                 const float turned = negative ? -pair.dlogit[k] : pair.dlogit[k];
-                if (sums) { pair.to_key(tile_dS[r], k, pair.dlogit[k], turned, query[k].weight); }
+                pair.to_key(tile_dS[r], k, pair.dlogit[k], turned, query[k].weight);
                 P_pair[k] = pair.P[k];
                 dlogit_pair[k] = pair.dlogit[k];
             }
@@ -183,13 +142,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         const FlashQuery* queries = owner.met_values(stage);
         const int row = owner.first() + owner.row0;
         const float side = flash_side<Causal, Edge>(m, owner.tile());
-        const bool by_columns = COLUMNS && !(Edge && m == owner.tile());
         float tile_dS[OWN] = {};                            // summed first: docs/attention.md, "Sums of many keys"
         float place[OWN] = {};                              // of the keys
         UNROLL
         for (int r = 0; r < OWN; r++) {
-            if (cable && !COLUMNS) { place[r] = owner.place(owner.row(r), stage); }
-            if (cable && COLUMNS && Edge) { place[r] = queries[owner.row(r)].place; }       // of the same tile
+            if (cable) { place[r] = owner.place(owner.row(r), stage); }
             if (Kind == FlashBias::Linear) { place[r] = (float)(owner.first() + owner.row(r)); }
         }
         ONE_BY_ONE
@@ -203,12 +160,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
                 flash_fire_y(y, args, own.inv, queries + c0, row, m * FLASH_TILE + c0);
                 fire.apply(P, y);
             }
-            if (by_columns) { start_by_columns(P, dlogit, own, stage, c0); }
-            else {
-                start(P, dlogit, queries, place, side, m, c0);
-                syncwarp();                                 // without it ptxas unrolls for sm_80 all the same
-                wgmma_fence();
-            }
+            start(P, dlogit, queries, place, side, m, c0);
+            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
+            wgmma_fence();
             P.add_transposed(own.k, owner.own_tile(0), owner.row0, Q_tile, c0);
             dlogit.add_transposed(own.v, owner.own_tile(1), owner.row0, dO_tile, c0);
             wgmma_wait();
@@ -219,8 +173,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             wgmma_fence();
             sums.dV.add_product(left_P, dO_tile, c0);
             sums.dK.add_product(left_dlogit, Q_tile, c0);
-            if (cable && by_columns) { sum_columns(sums, left_dlogit, stage, c0); }
-            else { wgmma_wait(); }
+            wgmma_wait();
         }
         UNROLL
         for (int r = 0; r < OWN && cable; r++) { sums.dS[r] += tile_dS[r]; }
@@ -277,7 +230,6 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
     for (int stage = 0; m < dkdv.end(); stage ^= 1) {
         // 2. this tile of queries has arrived, the next one may start
         const int next = dkdv.visited(m + 1);
-        if (dkdv.COLUMNS) { dkdv.put_columns(m, stage); }
         flash_wait_copies();
         __syncthreads();                                    // this stage has arrived, and the other is read no more
         if (next < dkdv.end()) { dkdv.fetch(next, stage ^ 1); }

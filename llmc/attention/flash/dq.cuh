@@ -21,9 +21,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     // whether the products read q and dout where they are; Toeplitz needs their place
     static constexpr bool IN_PLACE = flash_wgmma(STRIP) && Kind != FlashBias::Toeplitz;
     static constexpr bool cable = flash_is_cable(Kind);
-    static constexpr bool COLUMNS = Owner::COLUMNS;
-    static constexpr bool counts = cable && !COLUMNS;       // S from what the keys' counts from
-    enum { OWN_COLUMNS = 2, DOT_COLUMNS = 3 };              // groups; the keys' are the stages
     const FlashArgs& args;
     const Owner owner;
     const FlashDiagonals diagonals;                         // Toeplitz
@@ -31,9 +28,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     FlashFireSums fire_sums;
     FlashReach reach;                                       // Masked
     int begin, end;                                         // the tiles of keys that the block meets
-    const FlashPlaces<Kind> places;                         // COLUMNS: of the keys
-    FlashPlaced key;                                        // the thread's, of the tile that is on its way
-    double edge;                                            // S of the queries' edge that the keys meet
     // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
     struct Owned {                                          // of the owned queries
         FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
@@ -43,13 +37,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         FlashFragment<HS> dQ = {};
         float row[OWN] = {};                                // of dlogit over its sign, or of w
         float dg[OWN] = {};
-        float columns[OWN] = {};                            // COLUMNS: by the keys of one side
     };
 
     __device__ FlashDq(const FlashArgs& args, const FlashQueries* queries, const FlashSlabs& slabs)
         : args(args), owner(args, queries, PART ? slabs.count : ceil_div(args.T, FLASH_TILE), true,
                             PART ? slabs.first : 0),
-          diagonals(find_diagonals(slabs)), places(args, owner.block.bh) {}
+          diagonals(find_diagonals(slabs)) {}
     static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
     // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
@@ -57,10 +50,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         return {(float*)owner.own_tile(0), (float*)owner.streamed_tile(2), slabs.of(block.bh, block.tile, block.tiles)};
     }
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
-    __device__ void fetch(int n, int stage) {
-        owner.template fetch<FLASH_K, FLASH_V>(n, stage);
-        if (COLUMNS) { key = places.at(n, (int)threadIdx.x % FLASH_TILE); }
-    }
+    __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
     __device__ void find_keys() {
         const FlashBlock& block = owner.block;
         const bool live = owner.tile() < block.live_tiles();
@@ -79,7 +69,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
         };
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
-        if (COLUMNS) { start_columns(); }
         if (FREE < 0) { start(); }
         const FlashQueries* from = owner.block.template queries<Kind>(owner.queries, owner.tile(), FROM_CHUNK);
         UNROLL
@@ -99,60 +88,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             __syncthreads();                                // all warps have their rows of q and dout
             start();
         }
-    }
-    // What stays in the columns, and the queries' for keys on the left
-    __device__ void start_columns() {
-        const int row = (int)threadIdx.x % FLASH_TILE;
-        const int half = (int)threadIdx.x / FLASH_TILE;     // of the threads: each has a stage, and a piece
-        *flash_column_piece(owner.columns, row, half, 1) = flash_key_end();
-        *flash_column_piece(owner.columns, row, DOT_COLUMNS, half) = half == 0 ? FlashPiece{} : flash_dot_end();
-        owner.load_columns(owner.tile(), false, OWN_COLUMNS);
-        edge = places.edge(owner.tile(), false);
-    }
-    // the keys of tile n, when S of them has arrived
-    __device__ void put_columns(int n, int stage) const {
-        if (threadIdx.x < FLASH_TILE && n != owner.tile()) {
-            flash_put_key(owner.columns, threadIdx.x, stage, -fabsf(key.minus(edge)));
-        }
-    }
-    // what the products of the keys from c0 on start from
-    __device__ void start_by_columns(Scores& P, Scores& dP, int stage, int c0) const {
-        wgmma_fence();
-        if constexpr (COLUMNS) {
-            flash_set_columns(P, owner.columns, OWN_COLUMNS, stage, c0);
-            flash_set_columns(dP, owner.columns, OWN_COLUMNS, DOT_COLUMNS, c0);
-        }
-    }
-    // Waits for all products; by_columns: += dlogit times the keys' columns
-    __device__ void wait_and_sum(Sums& sums, const FlashLeft<STRIP>& dlogit, bool by_columns, int stage, int c0) const {
-        FlashFragment<8> strip;
-        if (!by_columns) {
-            wgmma_wait();
-            return;
-        }
-        flash_set_sums(strip, dlogit, owner.columns, stage, c0);
-        wgmma_wait();
-        UNROLL
-        for (int r = 0; r < OWN; r++) { sums.columns[r] += *strip.pair(r, 0); }
-    }
-    // After the keys on one side: lane 3 of a quad has the sum of dlogit, lanes 0 to 2 have sums of dlogit place. The
-    // row part of dS has the side's sign
-    __device__ void fold_columns(Sums& sums, float sign) {
-        const bool plain = owner.lane % 4 == 3;
-        UNROLL
-        for (int r = 0; r < OWN && cable; r++) {
-            const float place = fabsf(places.at(owner.tile(), owner.row(r)).minus(edge));
-            sums.row[r] += plain ? sign * sums.columns[r] : 0.0f;
-            sums.dg[r] += plain ? -place * sums.columns[r] : sums.columns[r];
-            sums.columns[r] = 0.0f;
-        }
-    }
-    // On the diagonal, whose products read no columns: from keys on the left to those on the right
-    __device__ void turn_columns(Sums& sums) {
-        fold_columns(sums, 1.0f);
-        owner.load_columns(owner.tile(), true, OWN_COLUMNS);
-        cp_async_commit();
-        edge = places.edge(owner.tile(), true);
     }
     // The lane's e-th pair of a strip that begins with key c0 of a tile: two keys of a query. Its row and column in a
     // fragment, and the first key in the tile
@@ -184,7 +119,6 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     template <bool Edge>
     __device__ void take_gradient(Scores& P, Scores& dlogit, const FlashQuery (&queries)[OWN], const FlashQuery* keys,
                                   float (&tile_sum)[OWN], float (&tile_dg)[OWN], float side, int n, int c0) const {
-        const bool sums = !COLUMNS || (Edge && n == owner.tile());      // else the columns have them
         UNROLL
         for (int e = 0; e < STRIP / 8 * OWN; e++) {
             const int lane_row = pair_row(e);
@@ -199,7 +133,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (flash_has_S(Kind) && sums) { key[k] = keys[c + k].place; }
+                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
                 hidden[k] = Edge && owner.template hides<Causal, Masked>(i, j + k, begins);
             }
             float* dlogit_pair = dlogit.pair(lane_row, n8);
@@ -209,9 +143,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             for (int k = 0; k < 2; k++) {
                 const bool negative = Edge && !Causal && owner.tile() == n && j + k > i;
                 const float turned = negative ? -pair.dlogit[k] : pair.dlogit[k];
-                if (sums) {
-                    pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
-                }
+                pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
                 dlogit_pair[k] = pair.dlogit[k];
             }
             if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
@@ -223,14 +155,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         const FlashQuery* keys = owner.met_values(stage);
         const int row = owner.first() + owner.row0;
         const float side = flash_side<Causal, Edge>(owner.tile(), n);
-        const bool by_columns = COLUMNS && !(Edge && n == owner.tile());
         float tile_sum[OWN] = {};                           // summed first: docs/attention.md, "Sums of many keys"
         float tile_dg[OWN] = {};
         FlashQuery queries[OWN];                            // the lane's, as these keys meet them
         UNROLL
         for (int r = 0; r < OWN; r++) {
             queries[r] = own.query[r];
-            if (!counts) { continue; }
+            if (!cable) { continue; }
             queries[r].place = owner.place(owner.row(r), stage);
             if (Kind == FlashBias::Distance) { queries[r].start -= side * queries[r].weight * queries[r].place; }
         }
@@ -246,12 +177,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                 flash_fire_y(y, args, inv, keys + c0, row, n * FLASH_TILE + c0);
                 fire.apply(P, y);
             }
-            if (by_columns) { start_by_columns(P, dlogit, stage, c0); }
-            else {
-                start(P, dlogit, queries, keys, side, n, c0);
-                syncwarp();                                 // without it ptxas unrolls for sm_80 all the same
-                wgmma_fence();
-            }
+            start(P, dlogit, queries, keys, side, n, c0);
+            syncwarp();                                     // without it ptxas unrolls for sm_80 all the same
+            wgmma_fence();
             P.add_transposed(own.q, owner.own_tile(0), owner.row0, K_tile, c0);
             dlogit.add_transposed(own.dout, owner.own_tile(1), owner.row0, V_tile, c0);
             wgmma_wait();
@@ -269,11 +197,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const FlashLeft<STRIP> left(dlogit);
             wgmma_fence();
             sums.dQ.add_product(left, K_tile, c0);
-            wait_and_sum(sums, left, cable && by_columns, stage, c0);
+            wgmma_wait();
         }
         UNROLL
         for (int r = 0; r < OWN; r++) {
-            if (by_columns) { continue; }
             sums.row[r] += tile_sum[r];
             FlashTerms<Kind>::finish(sums.dg[r], tile_dg[r], tile_sum[r], queries[r].place, side);
         }
@@ -281,7 +208,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it
     __device__ void turn_sign(Sums& sums, int n) const {
         UNROLL
-        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal && !COLUMNS; r++) {
+        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
             sums.row[r] = n == owner.tile() + 1 ? -sums.row[r] : sums.row[r];
         }
     }
@@ -326,7 +253,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const float g = own.query[r].weight;
             const float sum = quad_sum(sums.row[r]);
             const float moment = quad_sum(sums.dg[r]);
-            const bool left = Causal || COLUMNS || end <= owner.tile() + 1;
+            const bool left = Causal || end <= owner.tile() + 1;
             const float sign = left ? 1.0f : -1.0f;         // of the last tile: see turn_sign
             const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
@@ -354,12 +281,10 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     int stage = 0;
     for (int n = dq.begin; n < dq.end; n = dq.after(n), stage ^= 1) {
         // 2. this tile of keys has arrived, the next one may start
-        if (dq.COLUMNS) { dq.put_columns(n, stage); }
         flash_wait_copies();
         __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
         if (dq.after(n) < dq.end) { dq.fetch(dq.after(n), stage ^ 1); }
         const bf16* K_tile = dq.owner.streamed_tile(stage);
-        if (dq.COLUMNS && !Causal && n == m) { dq.turn_columns(sums); }
         dq.turn_sign(sums, n);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
         if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
@@ -370,7 +295,6 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     // 6. store
     if (Kind == FlashBias::Toeplitz) { dq.store_diagonals(); }
     if (Kind == FlashBias::Fire) { dq.store_fire((double*)slabs.data); }
-    if (dq.COLUMNS) { dq.fold_columns(sums, Causal ? 1.0f : -1.0f); }
     dq.store_dq(sums);
     dq.store_row_sums(sums, own);
 }

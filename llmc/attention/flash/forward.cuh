@@ -10,11 +10,10 @@
 //   x_ij = scale2 (q_i.k_j + slope_i (S_j - S_ref)) + scale2 row_bias_i      row_bias_i = -slope_i (S_i - S_ref)
 // and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not. kcable's
 // B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor
-// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows. columns.cuh has another way to B.
+// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows.
 // After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #pragma once
 
-#include "columns.cuh"
 #include "fire.cuh"
 #include "reach.cuh"
 
@@ -53,7 +52,6 @@ __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, Flash
                                         const float* tile_bias, const FlashFire& fire, const float* keys_inv) {
     constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
     constexpr bool has_S = flash_has_S(Kind);
-    constexpr bool columns = flash_columns(FLASH_FORWARD, Kind);        // for all tiles but the queries' own
     constexpr bool has_table = flash_has_table(Kind);
     constexpr int OWN = FLASH_OWN;
     const int column = threadIdx.x % 4 * 2;                 // this lane's first of each 8
@@ -64,8 +62,7 @@ __device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, Flash
     for (int own = 0; own < OWN; own++) {
         rows.row_bias[own] = 0.0f;
         rows.from_ref[own] = 0.0f;
-        if (columns) { rows.from_ref[own] = rows.S[8 * own]; }
-        else if (has_S) { rows.from_ref[own] = rows.S[8 * own] * keys_S->sign + keys_S->shift[0] + keys_S->shift[1]; }
+        if (has_S) { rows.from_ref[own] = rows.S[8 * own] * keys_S->sign + keys_S->shift[0] + keys_S->shift[1]; }
         if (line && !Edge) { rows.row_bias[own] = -rows.slope[own] * rows.from_ref[own]; }
     }
     // 2. what these keys bring. Tables: row group + 8 meets at column c + 8 the diagonal that row group meets at
@@ -268,16 +265,14 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * args.HS;
     const float scale2 = args.scale * LOG2E;
     FlashTileBias next_bias = {0.0f, 0.0f, 0.0};            // this thread's part for the tile that is on its way
-    using Columns = FlashForwardColumns<Causal, Kind>;
-    Columns columns(KV + 4 * TILE * HS, args, bh, m);
-    float* tile_biases = (float*)columns.end();             // two stages of FLASH_TILE_BIAS
+    float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of FLASH_TILE_BIAS
     const double origin = flash_is_cable(Kind) ? flash_origin(args, bh, i0) : 0.0;
     const auto fetch = [&](int n, int stage) {              // starts the copies of tile n
         const bf16* k = q + (size_t)n * TILE * args.OC + C;
         flash_load_tile<HS>(KV + 2 * stage * TILE * HS, k, args.OC, args.HS, keys - n * TILE);
         flash_load_tile<HS>(KV + (2 * stage + 1) * TILE * HS, k + C, args.OC, args.HS, keys - n * TILE);
         cp_async_commit();
-        if (Columns::USED) { columns.fetch(n); } else { next_bias = flash_fetch_bias<Kind>(args, bh, m, n); }
+        next_bias = flash_fetch_bias<Kind>(args, bh, m, n);
     };
     FlashRowBias rows;
     FlashSoftmax<HS> softmax;
@@ -299,7 +294,6 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         if (flash_has_S(Kind)) { rows.S[8 * own] = flash_row_S<Kind>(args, bh, i0 + row + 8 * own); }
         if (Masked) { rows.begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
     }
-    columns.put_queries(args, bh);
     if constexpr (!in_place) {
         flash_wait_copies();
         __syncthreads();
@@ -312,9 +306,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         const int stage = it % 2;
         const bf16* K_tile = KV + 2 * stage * TILE * HS;
         const bf16* V_tile = K_tile + TILE * HS;
-        float* tile_bias = Columns::USED ? rows.S - row : tile_biases + stage * FLASH_TILE_BIAS;    // own: queries' S
-        if (Columns::USED) { columns.put_keys(n, stage); }
-        else { flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n); }
+        float* tile_bias = tile_biases + stage * FLASH_TILE_BIAS;
+        flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n);
         flash_wait_copies();
         __syncthreads();                    // the tile is complete, and no thread still reads the other stage
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
@@ -324,10 +317,9 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         bool edge = n == m || keys - j0 < TILE;             // on the diagonal, or keys end inside the tile
         if (Masked) { edge = edge || flash_cuts(args, b, m, n); }
         if (Kind == FlashBias::Fire) { fire.meet(args, i0 + row0, FLASH_ROWS, j0, TILE); }
-        if (Columns::USED && n != m) { columns.start(scores, n, stage); }
-        else if (edge) { flash_start_bias<Causal, Kind, true>(scores, rows, tile_bias, fire, inv); }
+        if (edge) { flash_start_bias<Causal, Kind, true>(scores, rows, tile_bias, fire, inv); }
         else { flash_start_bias<Causal, Kind, false>(scores, rows, tile_bias, fire, inv); }
-        if (!Columns::USED || n == m) { wgmma_fence(); }
+        wgmma_fence();
         scores.add_transposed(queries, Q_tile, row0, K_tile, 0);
         wgmma_wait();
         if (edge) { flash_hide<Causal, Masked>(scores, rows, i0 - j0 + row, keys - j0, args.mask, j0); }
@@ -349,8 +341,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
 
 template <bool Causal, FlashBias Kind, int HS> void flash_forward_of(const FlashArgs& args, Stream stream) {
     const size_t blocks = (size_t)args.B * args.NH * ceil_div(args.T, FLASH_TILE);
-    const size_t shared = flash_forward_shared(Kind, HS) + flash_columns_shared(FLASH_FORWARD, Kind);
-    const Grid grid(blocks, FLASH_THREADS, shared, stream);
+    const Grid grid(blocks, FLASH_THREADS, flash_forward_shared(Kind, HS), stream);
     if (args.mask.exists()) { launch(flash_forward_kernel<Causal, Kind, HS, true>, grid, args); }
     else { launch(flash_forward_kernel<Causal, Kind, HS, false>, grid, args); }
 }

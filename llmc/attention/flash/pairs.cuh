@@ -5,7 +5,6 @@
 // and the queries streamed, in the other the queries are owned.
 #pragma once
 
-#include "columns.cuh"
 #include "fire.cuh"
 #include "reach.cuh"
 
@@ -281,7 +280,6 @@ struct FlashBlock : FlashPlace {
 enum FlashInput { FLASH_Q, FLASH_K, FLASH_V, FLASH_DOUT };
 template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     static constexpr int TILE_SIZE = FLASH_TILE * HS;
-    static constexpr bool COLUMNS = flash_columns(FLASH_BACKWARD, Kind);
     const int lane = threadIdx.x % 32;
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // the warp's first row in the block
     const FlashArgs& args;
@@ -289,7 +287,6 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     const FlashBlock block;
     bf16* own;                                              // two tiles
     bf16* streamed;                                         // two stages of two tiles
-    bf16* columns;                                          // COLUMNS: four groups
     FlashQueries* values;                                   // of the streamed rows: two stages
     FlashS* own_S;                                          // (FLASH_TILE)
 
@@ -298,9 +295,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
         : args(args), queries(queries), block(args, turns, last_first, from) {
         own = (bf16*)dynamic_shared();
         streamed = own + 2 * TILE_SIZE;
-        columns = streamed_tile(2);
-        bf16* last = columns + (COLUMNS ? FLASH_PART : 0);
-        values = (FlashQueries*)(Free >= 0 ? own_tile(Free) : last);
+        values = (FlashQueries*)(Free >= 0 ? own_tile(Free) : streamed_tile(2));
         own_S = (FlashS*)(values + 2);
     }
     __device__ bf16* own_tile(int which) const { return own + which * TILE_SIZE; }
@@ -329,37 +324,24 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     }
     // Called by the whole block when the owned tiles are read no more, or if the values have a place of their own
     __device__ void put_own_S() const {
-        if (flash_is_cable(Kind) && !COLUMNS && threadIdx.x < FLASH_TILE) {
+        if (flash_is_cable(Kind) && threadIdx.x < FLASH_TILE) {
             const FlashQueries* own = block.template queries<Kind>(queries, tile(), FROM_CHUNK);
             const double from = (double)own->from.high + (double)own->from.low;
             own_S[threadIdx.x] = FlashS::of(from + (double)own->row[threadIdx.x].place);
         }
     }
-    // A streamed tile. COLUMNS: the values of a query are needed on the diagonal only, elsewhere the columns are
+    // A streamed tile
     template <FlashInput First, FlashInput Second> __device__ void fetch(int streamed, int stage) const {
         constexpr bool has_values = First == FLASH_Q || (Kind != FlashBias::None && Kind != FlashBias::Toeplitz);
         load<First>(streamed_tile(stage), streamed);
         load<Second>(streamed_tile(stage) + TILE_SIZE, streamed);
         const FlashFrom side = flash_from<Kind>(streamed, tile());
-        const FlashQueries* from = block.template queries<Kind>(queries, streamed, COLUMNS ? FROM_CHUNK : side);
+        const FlashQueries* from = block.template queries<Kind>(queries, streamed, side);
         const int row = threadIdx.x;
-        if (COLUMNS && streamed != tile()) {
-            if (First == FLASH_Q) { load_columns(streamed, streamed < tile(), stage); }
-        } else if (has_values && row < FLASH_TILE) {
+        if (has_values && row < FLASH_TILE) {
             cp_async_16(values[stage].row + row, from->row + row, true);
             if (flash_is_cable(Kind) && row == 0) { cp_async_16(&values[stage].from, &from->from, true); }
         }
         cp_async_commit();
-    }
-    // The queries of a tile as columns: after the queries themselves
-    __device__ const FlashTileColumns* columns_of(int tile) const {
-        const size_t heads = (size_t)args.B * args.NH;
-        const void* all = queries + heads * block.tiles * flash_variants(Kind);
-        return ((const FlashTileColumns*)all + (size_t)block.bh * block.tiles) + tile;
-    }
-    // a piece by each thread
-    __device__ void load_columns(int tile, bool right, int group) const {
-        const int t = threadIdx.x;
-        cp_async_16(flash_column_piece(columns, t / 2, group, t % 2), columns_of(tile)->row[right]->piece + t, true);
     }
 };
