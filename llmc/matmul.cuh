@@ -126,10 +126,9 @@ __global__ void matmul_kernel(MatmulArgs p) {
 enum class Epilogue {
     None,
     Gelu,                           // extra (M,N) gets A B + bias, rounded, and out the GELU of the sums themselves
-    GeluSlope,                      // out = A B times GELU's slope at extra (M,N)
-    RowSums                         // extra (M), float32, gets the sums of A's rows, in an order of the library's
+    GeluSlope                       // out = A B times GELU's slope at extra (M,N)
 };
-// Which of them a step of a bf16 build uses, added up: 1 GELU's backward, 2 its forward, 4 the gradients of biases.
+// Which of them a step of a bf16 build uses, added up: 1 GELU's backward, 2 its forward.
 // docs/gpu.md, "Epilogues", says what each does to the bits and to the time.
 #if !defined(STEP_EPILOGUES)
 #define STEP_EPILOGUES 1
@@ -209,11 +208,7 @@ LAUNCHER void matmul_backward(floatX* dinp, float* dweight, float* dbias, float*
     const Matrix<const floatX> d = view(dout, N, OC, row == 0 ? OC : row);
     // out = inp weight^T, so dinp sends dout back through weight, and dweight pairs each output with each input
     if (dinp != nullptr) { matmul(dinp, d, weight, nullptr, residual, stream); }
-    const MatmulArgs pairs = {nullptr, dweight, inp.cols, transposed(d), inp, nullptr, nullptr, 0, 0};
-    if (dbias != nullptr && matmul_with(Epilogue::RowSums, 4, scratch, pairs, stream)) {
-        return add_to(dbias, scratch, (size_t)OC, stream);
-    }
-    matmul_launch(pairs, stream);
+    matmul_add(dweight, transposed(d), inp, stream);
     if (dbias != nullptr) { add_row_sums(dbias, scratch, d, stream); }
 }
 

@@ -27,7 +27,6 @@ struct LtProduct {
     Epilogue epilogue = Epilogue::None;
     void* extra = nullptr;          // the epilogue's
 
-    bool sums_rows() const { return epilogue == Epilogue::RowSums; }
     int M() const { return A.rows; }
     int N() const { return B.cols; }
     int K() const { return A.cols; }
@@ -71,7 +70,7 @@ inline std::string product_text(const LtProduct& p) {
     const char* bias = p.bias != nullptr ? " + bias" : "";
     const char* added = p.added != nullptr ? " + an array" : "";
     const char* into = p.into_float ? " into float32" : "";
-    const char* epilogue[] = {"", " and its GELU", " times GELU's slope", " and the sums of the first one's rows"};
+    const char* epilogue[] = {"", " and its GELU", " times GELU's slope"};
     return strprintf("(%d,%d) = %s x %s%s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
                      operand(p.B).c_str(), bias, added, epilogue[(int)p.epilogue], sizeof(floatX), into);
 }
@@ -94,14 +93,12 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
 }
 // The epilogue's arrays in this call; the rest of a plan depends only on shapes
 inline void lt_set_arrays(const LtPlan& plan, const LtProduct& p) {
-    const void* bias = p.sums_rows() ? p.extra : p.bias;
-    const void* aux = p.sums_rows() ? nullptr : p.extra;
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* array) {
         if (array == nullptr) { return; }
         LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &array, sizeof(array)));
     };
-    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, bias);
-    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, aux);
+    set(CUBLASLT_MATMUL_DESC_BIAS_POINTER, p.bias);
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.extra);
 }
 // Describes p to cuBLASLt: the operation and the three layouts
 inline void lt_describe(LtPlan& plan, const LtProduct& p) {
@@ -113,19 +110,15 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof(op_first)));
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof(op_second)));
     const cublasLtEpilogue_t plain = p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
-    const cublasLtEpilogue_t epilogues[] = {plain, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU,
-                                            CUBLASLT_EPILOGUE_BGRADB};
+    const cublasLtEpilogue_t epilogues[] = {plain, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
     const cublasLtEpilogue_t epilogue = epilogues[(int)p.epilogue];
-    const cudaDataType_t bias_type = p.sums_rows() ? CUDA_R_32F : type;
     const int64_t row = p.row;
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
         LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, value, bytes));
     };
     if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) { set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)); }
-    if (p.bias != nullptr || p.sums_rows()) {
-        set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &bias_type, sizeof(bias_type));
-    }
-    if (p.extra != nullptr && !p.sums_rows()) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof(row)); }
+    if (p.bias != nullptr) { set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)); }
+    if (p.extra != nullptr) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof(row)); }
     lt_set_arrays(plan, p);
     plan.first = lt_layout(p.B, type, p);
     plan.second = lt_layout(p.A, type, p);

@@ -2,10 +2,10 @@
 // on the host.
 //
 // It computes what the library's reference documents: column-major D = op(A) op(B) + beta C (+ bias over the rows of
-// D), summed in float32 and rounded once, and of the epilogues GELU with the values before it, GELU's gradient, and the
-// sums of B's columns. It refuses what the library refuses: sizes and strides that do not fit each
-// other, an attribute of the wrong length, pointers less aligned than was promised, an algorithm that was found for
-// another product. Its candidates add up in different orders, so that who takes another one gets other bits.
+// D), summed in float32 and rounded once, and of the epilogues GELU with the values before it and GELU's gradient. It
+// refuses what the library refuses: sizes and strides that do not fit each other, an attribute of the wrong length,
+// pointers less aligned than was promised, an algorithm that was found for another product. Its candidates add up in
+// different orders, so that who takes another one gets other bits.
 #if !defined(SIMT)
 #include_next <cublasLt.h>          // the hardware has the library itself
 #elif !defined(TEST_CUBLASLT_DOUBLE_H)
@@ -27,8 +27,7 @@ enum cublasLtEpilogue_t {
     CUBLASLT_EPILOGUE_DEFAULT = 1,
     CUBLASLT_EPILOGUE_BIAS = 4,
     CUBLASLT_EPILOGUE_GELU_AUX_BIAS = 164,
-    CUBLASLT_EPILOGUE_DGELU = 192,
-    CUBLASLT_EPILOGUE_BGRADB = 512
+    CUBLASLT_EPILOGUE_DGELU = 192
 };
 enum cublasLtReductionScheme_t {
     CUBLASLT_REDUCTION_SCHEME_NONE = 0,
@@ -71,7 +70,7 @@ struct LtDoubleDesc {
     int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     int bias_type = -1;
     int target = 0;                                                         // multiprocessors; 0: all
-    const void* bias = nullptr;                                             // or what gets the bias's gradient
+    const void* bias = nullptr;
     const void* aux = nullptr;                                              // what GELU is given, of the output's type
     int64_t aux_ld = 0;
 
@@ -209,7 +208,7 @@ inline cublasStatus_t lt_fits(const LtDoubleDesc& d, const LtDoubleLayout& a, co
     if (a.type != b.type || (a.type == CUDA_R_32F && c.type != CUDA_R_32F)) {
         return lt_refuse("types that are not supported together");
     }
-    if ((d.has_bias() || d.epilogue == CUBLASLT_EPILOGUE_BGRADB) && d.bias_type != c.type) {
+    if (d.has_bias() && d.bias_type != c.type) {
         return lt_refuse("a bias of another type than the output");
     }
     if (d.has_aux() && (d.aux_ld % 8 != 0 || d.aux_ld < (int64_t)c.rows)) {
@@ -268,15 +267,12 @@ inline void lt_multiply(const LtDoubleDesc& d, uint64_t candidate, float alpha, 
     const uint64_t m = out.rows;
     const uint64_t n = out.columns;
     const uint64_t k = d.op_a == CUBLAS_OP_T ? a.rows : a.columns;
-    const auto of_B = [&](uint64_t l, uint64_t j) {
-        return lt_load(B, b.type, d.op_b == CUBLAS_OP_T ? l * b.ld + j : j * b.ld + l);
-    };
     for (uint64_t i = 0; i < m; i++) {
         for (uint64_t j = 0; j < n; j++) {
             float sums[LT_DOUBLE_CANDIDATES] = {};
             for (uint64_t l = 0; l < k; l++) {
                 sums[l % (candidate + 1)] += lt_load(A, a.type, d.op_a == CUBLAS_OP_T ? i * a.ld + l : l * a.ld + i) *
-                                             of_B(l, j);
+                                             lt_load(B, b.type, d.op_b == CUBLAS_OP_T ? l * b.ld + j : j * b.ld + l);
             }
             float sum = alpha * (sums[0] + sums[1] + sums[2]);
             if (beta != 0.0f) { sum += beta * lt_load(C, c.type, j * c.ld + i); }
@@ -289,11 +285,6 @@ inline void lt_multiply(const LtDoubleDesc& d, uint64_t candidate, float alpha, 
             if (d.epilogue == CUBLASLT_EPILOGUE_DGELU) { sum *= lt_gelu_slope(lt_load(d.aux, out.type, at)); }
             lt_store(D, out.type, j * out.ld + i, sum);
         }
-    }
-    for (uint64_t j = 0; j < n && d.epilogue == CUBLASLT_EPILOGUE_BGRADB; j++) {
-        float sum = 0.0f;
-        for (uint64_t l = 0; l < k; l++) { sum += of_B(l, j); }
-        lt_store((void*)d.bias, d.bias_type, j, sum);
     }
 }
 // What it is told, the descriptions and alpha and beta on the host, is read at the call; the arrays when the stream
@@ -313,7 +304,7 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
     if (workspace == nullptr || algo->data[2] > workspace_bytes) {
         return lt_refuse("less workspace than was promised");
     }
-    const void* bias = d->has_bias() || d->epilogue == CUBLASLT_EPILOGUE_BGRADB ? d->bias : nullptr;
+    const void* bias = d->has_bias() ? d->bias : nullptr;
     const void* aux = d->has_aux() ? d->aux : nullptr;
     if (d->has_aux() && aux == nullptr) { return lt_refuse("no array for GELU's input"); }
     for (const void* x : {A, B, C, (const void*)D, bias, aux}) {

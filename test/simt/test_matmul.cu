@@ -1,6 +1,6 @@
 // test_matmul.cu -- the products of a CUDA build, by the portable kernel and by cuBLASLt: the library itself on a GPU,
 // and on the emulator its stand-in cublasLt.h, which records its calls.
-#define STEP_EPILOGUES 7            // all
+#define STEP_EPILOGUES 3            // all
 #include <set>
 
 #include "llmc/matmul.cuh"
