@@ -48,7 +48,7 @@ struct CublasLt {                   // one per process, never destroyed: at exit
     cublasLtHandle_t handle = nullptr;
     void* workspace = nullptr;      // of one stream, on which products follow each other
     Stream stream = {};
-    std::map<std::array<int, 8>, LtPlan> plans;             // by shape, strides, flags and matmul_leaves
+    std::map<std::array<int, 7>, LtPlan> plans;             // by shape, strides and flags
 };
 inline CublasLt& cublaslt() {
     static CublasLt lt;
@@ -56,11 +56,11 @@ inline CublasLt& cublaslt() {
 }
 
 // The key of a product's plan
-inline std::array<int, 8> lt_key(const LtProduct& p, int leaves) {
+inline std::array<int, 7> lt_key(const LtProduct& p) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int arrays = 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
     const int flags = transposed + 4 * p.into_float + arrays + 32 * (int)p.epilogue;
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row, leaves};
+    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
 inline std::string product_text(const LtProduct& p) {
@@ -125,17 +125,10 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
 }
 
-// The plan for p, and for all products of the same shape, with the library's first algorithm. leaves: multiprocessors
-// that it leaves to another stream, 0: none. A product with a block for each multiprocessor would wait for the blocks
-// that find NCCL on theirs, and could take twice its time.
-inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
+// The plan for p, and for all products of the same shape, with the library's first algorithm
+inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     LtPlan plan;
     lt_describe(plan, p);
-    if (leaves > 0) {
-        const int all = device_processors(), target = imax(all / 2, all - leaves);
-        const auto attribute = CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET;
-        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &target, sizeof(target)));
-    }
     cublasLtMatmulPreference_t preference;
     LT_CHECK(cublasLtMatmulPreferenceCreate(&preference));
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
@@ -159,43 +152,10 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p, int leaves) {
     plan.supported = status == CUBLAS_STATUS_SUCCESS && count > 0;
     if (plan.supported) {
         plan.algo = first.algo;
-    } else if (leaves == 0) {
+    } else {
         const bool plain = p.epilogue == Epilogue::None;
         fprintf(stderr, "warning: cuBLASLt has no algorithm for the product %s; %s it\n", product_text(p).c_str(),
                 plain ? "the slow portable kernel computes" : "several kernels compute");
-    }
-    return plan;
-}
-
-// Whether two algorithms add up in the same order: the kernel, its tiles, and how it splits sums
-inline bool lt_same_order(const cublasLtMatmulAlgo_t& a, const cublasLtMatmulAlgo_t& b) {
-    const std::pair<cublasLtMatmulAlgoConfigAttributes_t, size_t> attributes[] = {      // with their bytes
-        {CUBLASLT_ALGO_CONFIG_ID, 4}, {CUBLASLT_ALGO_CONFIG_TILE_ID, 4}, {CUBLASLT_ALGO_CONFIG_STAGES_ID, 4},
-        {CUBLASLT_ALGO_CONFIG_SPLITK_NUM, 4}, {CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME, 4},
-        {CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION, 4}, {CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID, 2},
-        {CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID, 2}};
-    for (const auto& [attribute, bytes] : attributes) {
-        uint32_t of_a = 0, of_b = 0;
-        size_t written = 0;
-        const auto read = [&, what = attribute, n = bytes](const cublasLtMatmulAlgo_t& algo, uint32_t& value) {
-            return cublasLtMatmulAlgoConfigGetAttribute(&algo, what, &value, n, &written) == CUBLAS_STATUS_SUCCESS;
-        };
-        if (!read(a, of_a) || !read(b, of_b) || of_a != of_b) { return false; }
-    }
-    return true;
-}
-// The plan for p, made at the first call. A target that would change the order of the sums is refused.
-inline LtPlan& lt_plan_of(CublasLt& lt, const LtProduct& p, int leaves) {
-    LtPlan& plan = lt.plans[lt_key(p, leaves)];
-    if (plan.op != nullptr) { return plan; }
-    plan = lt_plan(lt, p, leaves);
-    if (leaves == 0) { return plan; }
-    const LtPlan& whole = lt_plan_of(lt, p, 0);
-    if (!plan.supported || !whole.supported || !lt_same_order(plan.algo, whole.algo)) {
-        const int all = 0;
-        LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET, &all, sizeof(all)));
-        plan.algo = whole.algo;
-        plan.supported = whole.supported;
     }
     return plan;
 }
@@ -215,7 +175,8 @@ inline bool cublaslt_product(const LtProduct& p, Stream stream) {
         lt.stream = stream;
     }
     check(stream == lt.stream, "expected all matrix products on one stream, because they share a workspace, got two");
-    const LtPlan& plan = lt_plan_of(lt, p, matmul_leaves);
+    LtPlan& plan = lt.plans[lt_key(p)];
+    if (plan.op == nullptr) { plan = lt_plan(lt, p); }      // the first product of this shape
     if (!plan.supported) { return false; }
     lt_set_arrays(plan, p);                                 // the plan may come from another call
     // out = 1 A B + beta added, which is not read if beta is 0

@@ -146,8 +146,6 @@ __device__ inline void block_product(const Matrix<float>& c, const Matrix<const 
 
 // A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
-// Multiprocessors of a GPU that products leave to another stream; the bits of a product do not depend on it
-inline int matmul_leaves = 0;
 // to (n) += from (n)
 void add_to(float* to, const float* from, size_t n, Stream stream);
 // own (n), part `me` of `count`, becomes their sum, a binary tree of neighbours; inbox (count-1,n): the rest in order

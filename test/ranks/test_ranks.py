@@ -628,18 +628,12 @@ class Training:
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
         """by an NCCL that takes its time and refuses misuse"""
-        with mock.patch.dict(ENVIRONMENT, SIMT_PRODUCTS="1"):
-            self.assertIn("\n0 of ", self.train(1, "1", **self.EMULATED))
+        self.train(1, "1", **self.EMULATED)
         for ranks, seed in (2, 1), (2, 2), (4, 3):
             with self.subTest(ranks=ranks, seed=seed), \
-                    mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed), SIMT_PRODUCTS="1"):
+                    mock.patch.dict(ENVIRONMENT, SIMT_GPUS="8", SIMT_SEED=str(seed)):
                 name = f"{ranks}_{seed}"
                 output = self.train(ranks, name, **self.EMULATED)
-                # the backward of the last micro-batch leaves multiprocessors to NCCL
-                products = [(int(a), int(b)) for a, b in re.findall(r"\n([1-9]\d*) of (\d+) products", output)]
-                self.assertEqual(len(products), ranks, output)
-                for leave, of in products:
-                    self.assertTrue(0 < leave < (of / 2 if ranks == 2 else of), products)
                 self.assertIn(f"{ranks} ranks, gradients by NCCL 2.28.9", " ".join(output.split()))
                 self.assert_same("1", name, step=2)
 

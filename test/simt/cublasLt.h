@@ -41,19 +41,7 @@ enum cublasLtMatmulDescAttributes_t {
     CUBLASLT_MATMUL_DESC_BIAS_POINTER,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER = 11,
     CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD,
-    CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET = 15,
     CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE = 26
-};
-enum cublasLtMatmulAlgoConfigAttributes_t {
-    CUBLASLT_ALGO_CONFIG_ID = 0,
-    CUBLASLT_ALGO_CONFIG_TILE_ID,
-    CUBLASLT_ALGO_CONFIG_SPLITK_NUM,
-    CUBLASLT_ALGO_CONFIG_REDUCTION_SCHEME,
-    CUBLASLT_ALGO_CONFIG_CTA_SWIZZLING,
-    CUBLASLT_ALGO_CONFIG_CUSTOM_OPTION,
-    CUBLASLT_ALGO_CONFIG_STAGES_ID,
-    CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID,
-    CUBLASLT_ALGO_CONFIG_CLUSTER_SHAPE_ID
 };
 enum cublasLtMatmulPreferenceAttributes_t {
     CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES = 1,
@@ -69,7 +57,6 @@ struct LtDoubleDesc {
     int op_b = CUBLAS_OP_N;
     int epilogue = CUBLASLT_EPILOGUE_DEFAULT;
     int bias_type = -1;
-    int target = 0;                                                         // multiprocessors; 0: all
     const void* bias = nullptr;
     const void* aux = nullptr;                                              // what GELU is given, of the output's type
     int64_t aux_ld = 0;
@@ -102,21 +89,11 @@ struct LtDouble {
     int preferences = 0;
     uint64_t candidate = 0;                                                 // of the last product
     uint32_t schemes = 0;                                                   // of the last heuristic
-    int target = 0;                                                         // of the last product
-    bool target_moves_tiles = false;                                        // a target finds the second candidate first
     bool supports = true;                                                   // false: the heuristic finds nothing
     cublasStatus_t fails = CUBLAS_STATUS_SUCCESS;                           // what cublasLtMatmul returns
     std::string refused;                                                    // why the last call was
 };
 inline LtDouble lt_double;
-// SIMT_PRODUCTS=1: the program says at its end how many products it had, and how many of them with a target
-struct LtDoubleReport {
-    int products = 0, with_target = 0;
-    ~LtDoubleReport() {
-        if (getenv("SIMT_PRODUCTS") != nullptr) { fprintf(stderr, "%d of %d products\n", with_target, products); }
-    }
-};
-inline LtDoubleReport lt_double_report;
 inline cublasStatus_t lt_refuse(const char* why) {
     lt_double.refused = why;
     return CUBLAS_STATUS_INVALID_VALUE;
@@ -150,7 +127,6 @@ inline cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cub
         case CUBLASLT_MATMUL_DESC_TRANSB: to = &d->op_b; break;
         case CUBLASLT_MATMUL_DESC_EPILOGUE: to = &d->epilogue; break;
         case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: to = &d->bias_type; break;
-        case CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET: to = &d->target; break;
         default: break;
     }
     if (to == nullptr) { return lt_refuse("an unknown attribute"); }
@@ -190,7 +166,7 @@ inline cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPrefere
 
 inline uint64_t lt_signature(const LtDoubleDesc& d, const LtDoubleLayout& a, const LtDoubleLayout& b,
                              const LtDoubleLayout& c) {
-    std::string s = strprintf("%d %d %d %d", d.op_a, d.op_b, d.epilogue, d.target);
+    std::string s = strprintf("%d %d %d", d.op_a, d.op_b, d.epilogue);
     for (const LtDoubleLayout* l : {&a, &b, &c}) {
         s += strprintf(" %d %zu %zu %zu", l->type, (size_t)l->rows, (size_t)l->columns, (size_t)l->ld);
     }
@@ -228,25 +204,12 @@ inline cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtM
     }
     if (!lt_double.supports) { return CUBLAS_STATUS_NOT_SUPPORTED; }
     for (uint32_t x : p->alignment) { if (x > 16) { return lt_refuse("more alignment was promised than there is"); } }
-    if (d->target < 0 || d->target >= 132) { return lt_refuse("a target that the GPU does not have"); }
-    const uint64_t first = d->target > 0 && lt_double.target_moves_tiles ? 1 : 0;
     for (; *count < wanted && *count < LT_DOUBLE_CANDIDATES; ++*count) {
         found[*count] = {};
-        const uint64_t candidate = (first + (uint64_t)*count) % LT_DOUBLE_CANDIDATES;
-        found[*count].algo = {{lt_signature(*d, *a, *b, *out), candidate, p->workspace, 0, 0, 0, 0, 0}};
+        found[*count].algo = {{lt_signature(*d, *a, *b, *out), (uint64_t)*count, p->workspace, 0, 0, 0, 0, 0}};
     }
     return CUBLAS_STATUS_SUCCESS;
 }
-inline cublasStatus_t cublasLtMatmulAlgoConfigGetAttribute(const cublasLtMatmulAlgo_t* algo,
-                                                           cublasLtMatmulAlgoConfigAttributes_t a, void* value,
-                                                           size_t bytes, size_t* written) {
-    const uint32_t x = a == CUBLASLT_ALGO_CONFIG_TILE_ID ? (uint32_t)algo->data[1] : 0;
-    *written = a >= CUBLASLT_ALGO_CONFIG_INNER_SHAPE_ID ? 2 : 4;
-    if (bytes != *written) { return lt_refuse("a configuration of the wrong length"); }
-    memcpy(value, &x, bytes);
-    return CUBLAS_STATUS_SUCCESS;
-}
-
 inline float lt_load(const void* p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float*)p)[i] : (float)((const bf16*)p)[i];
 }
@@ -296,9 +259,6 @@ inline cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t d, c
                                      size_t workspace_bytes, Stream stream) {
     lt_double.products++;
     lt_double.candidate = algo->data[1];
-    lt_double.target = d->target;
-    lt_double_report.products++;
-    lt_double_report.with_target += d->target > 0;
     if (lt_double.fails != CUBLAS_STATUS_SUCCESS) { return lt_double.fails; }
     if (algo->data[0] != lt_signature(*d, *a, *b, *out)) { return lt_refuse("an algorithm of another product"); }
     if (workspace == nullptr || algo->data[2] > workspace_bytes) {

@@ -34,7 +34,6 @@ inline std::vector<size_t> siblings_of(int leaf, int leaves) {
 inline float* gradient_begin(Parameters& p, int i, int n) {
     const int leaves = n / p.leaf;
     p.exchange.closing = i + 1 == n;
-    matmul_leaves = p.exchange.closing && comm().nccl ? NCCL_BLOCKS : 0;
     if (p.exchange.closing) { p.exchange.siblings = siblings_of(leaves - 1, leaves); }
     if (i % p.leaf == 0) { device_zero(p.tree.back(), sizeof(float) * p.table.total, p.stream); }
     return p.tree.back();
@@ -65,7 +64,6 @@ inline void layer_done(Parameters& p, int l) { if (p.exchange.closing) { sum_blo
 // Micro-batch i of this rank's n is done. Leaves are summed in a binary tree over their index: tree[k] holds the sum of
 // 2^k neighbours until its sibling is done. After the last one tree.back() has the sum over all ranks.
 inline void gradient_add(Parameters& p, int i, int n) {
-    matmul_leaves = 0;
     if ((i + 1) % p.leaf != 0) { return; }
     float*& leaf = p.tree.back();
     if (p.exchange.closing) {
