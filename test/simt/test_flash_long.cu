@@ -152,7 +152,7 @@ KERNEL_TEST("attention: the sum of the exponentials of 32,768 equal keys") {
     args.out = out.p;
     args.lse = lse.p;
     constexpr FlashBias None = FlashBias::None;
-    const size_t shared = flash_forward_shared(None, HS);
+    const size_t shared = flash_forward_shared<None>(HS);
     launch(flash_forward_kernel<true, FlashBias::None, HS, false>, Grid(1, FLASH_THREADS, shared, stream), args);
     const double portable = std::fabs(portable_lse.host()[T - 1] - want);
     const double flash = std::fabs(lse.host()[T - 1] - want);

@@ -1,128 +1,39 @@
-// attention/flash/forward.cuh -- attention on the tensor cores: bf16 in and out, float32 sums, head sizes up to 128,
-// any T, any bias of FlashBias.
+// attention/flash/forward.cuh -- attention on the tensor cores: bf16 in and out, float32 sums, heads of 32 to 128.
 //
-//   logit_ij = scale q_i.k_j + B_ij     out = softmax(logit) v     saves lse_i = log sum_j e^(logit_ij)
+//   logit_ij = scale q_i.k_j + B_ij     out = softmax(logit) v     lse_i = log sum_j e^(logit_ij)
 //
-// A block owns 64 queries, 16 per warp, so that a row of scores lives in the four lanes of a quad. It walks tiles of 64
-// keys: the diagonal first, then leftwards, then (bidirectional) rightwards. All is in units of log2, and the product
-// q.k starts from B / scale, one multiplication per logit. With scale2 = scale log2 e and
-// slope_i = g_i / scale, left of the diagonal
-//   x_ij = scale2 (q_i.k_j + slope_i (S_j - S_ref)) + scale2 row_bias_i      row_bias_i = -slope_i (S_i - S_ref)
-// and S_ref, S of the tile's key that is nearest to the queries, keeps both terms small where P is not. kcable's
-// B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor
-// (1 + D^2)^-g_i after the exponential would be 0 where the exponential overflows.
-// After Dao et al. 2022; docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
+// A block owns 64 queries, a warp 16 of them, so that a row of scores lies in the four lanes of a quad. For each tile
+// of 64 keys (FlashWalk: the queries' own tile first, then leftwards, then rightwards), with scale2 = scale log2 e:
+//   scores = B / scale (FlashStart)     += Q K^T     hide     P = 2^(scale2 (scores + row_bias) - largest)
+//   O += P V, rescaled when the row's largest logit has grown by more than 2^8
+// The product starts from B / scale, so that no logit waits for an addition; row_bias is what of B is the same for all
+// keys of a tile. K, V and what the bias needs of the next tile are fetched meanwhile, into the other stage.
+// After Dao et al. 2022. docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #pragma once
 
-#include "fire.cuh"
 #include "reach.cuh"
 
-// ----------------------------------------------------------------------------------------------------------
-// the bias: what a lane's scores of a tile start from
-
-// What a lane knows of its rows for the bias
-struct FlashRowBias {
-    static constexpr int OWN = FLASH_OWN;
-    float slope[OWN];           // flash_row_slope
-    float inner[OWN];           // flash_row_inner
-    int begin[OWN];             // flash_begin, with a mask
-    float* S;                   // of row 8 own: flash_row_S; in shared memory, because registers are scarce
-    // and of the current tile:
-    float from_ref[OWN];        // S_i - S_ref
-    float row_bias[OWN];        // what is added to all logits of the row, over scale
-};
-
-// Fire's bias of a lane's pairs at 8 keys: psi by row and column; 1 / norm of the later position is the smaller one
-template <bool Causal, int OWN>
-__device__ inline void flash_fire_row(float (&f)[2 * OWN], const float (&psi)[OWN][2], const float (&row_inv)[OWN],
-                                      const float* keys_inv, const FlashFire& fire) {
-    float y[2 * OWN];
+// scores (FLASH_ROWS,64) become B over scale of the keys of tile n
+template <bool Causal, bool Edge, FlashBias Kind>
+__device__ inline void flash_start_scores(FlashFragment<FLASH_TILE>& scores, FlashStart<Kind>& bias,
+                                          const FlashArgs& args, int stage, int n) {
+    bias.template meet<Edge>(args, stage, n);
     UNROLL
-    for (int e = 0; e < 2 * OWN; e++) {
-        const float inv = row_inv[e / 2];
-        y[e] = psi[e / 2][e % 2] * (Causal ? inv : fminf(inv, keys_inv[e % 2]));
-    }
-    fire.apply(f, y);
-}
-
-// scores (FLASH_ROWS,64) become the bias over scale, without row_bias: what the product may then add q.k to, so that
-// no logit waits for it. Edge: the queries' own tile and the last one, with pairs on both sides. keys_inv: of the tile
-template <bool Causal, FlashBias Kind, bool Edge>
-__device__ inline void flash_start_bias(FlashFragment<FLASH_TILE>& scores, FlashRowBias& rows,
-                                        const float* tile_bias, const FlashFire& fire, const float* keys_inv) {
-    constexpr bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
-    constexpr bool has_S = flash_has_S(Kind);
-    constexpr bool has_table = flash_has_table(Kind);
-    constexpr int OWN = FLASH_OWN;
-    const int column = threadIdx.x % 4 * 2;                 // this lane's first of each 8
-    const int row = (int)threadIdx.x / 32 * FLASH_ROWS + (int)threadIdx.x % 32 / 4;     // its first
-    const FlashKeyS* keys_S = (const FlashKeyS*)tile_bias;
-    // 1. what is the same for all keys
-    UNROLL
-    for (int own = 0; own < OWN; own++) {
-        rows.row_bias[own] = 0.0f;
-        rows.from_ref[own] = 0.0f;
-        if (has_S) { rows.from_ref[own] = rows.S[8 * own] * keys_S->sign + keys_S->shift[0] + keys_S->shift[1]; }
-        if (line && !Edge) { rows.row_bias[own] = -rows.slope[own] * rows.from_ref[own]; }
-    }
-    // 2. what these keys bring. Tables: row group + 8 meets at column c + 8 the diagonal that row group meets at
-    //    column c, so each entry is read once
-    const float* entry = tile_bias + (FLASH_TILE - 1) + column - row;
-    float table[OWN][2];                                    // of the lane's rows, at these 8 columns
-    UNROLL
-    for (int own = 0; own + 1 < OWN && has_table; own++) {
-        table[own][0] = entry[-8 * own - 8];
-        table[own][1] = entry[-8 * own - 7];
-    }
-    UNROLL
-    for (int n = 0; n < 8; n++) {
-        const float2 keys = has_S ? *(const float2*)(keys_S->S + 8 * n + column) : float2{0.0f, 0.0f};
-        if (has_table) {
-            UNROLL
-            for (int own = OWN - 1; own > 0; own--) {
-                table[own][0] = table[own - 1][0];
-                table[own][1] = table[own - 1][1];
-            }
-            table[0][0] = entry[8 * n];
-            table[0][1] = entry[8 * n + 1];
-        }
-        float f[2 * OWN];
-        if (Kind == FlashBias::Fire) {
-            flash_fire_row<Causal, OWN>(f, table, rows.slope, keys_inv + 8 * n + column, fire);
-        }
-        // 3. the bias
-        UNROLL
-        for (int e = 0; e < 2 * OWN; e++) {
-            const int own = e / 2;
-            const float key = e % 2 == 0 ? keys.x : keys.y;
-            float score = 0.0f;
-            if (line && Edge) {                             // keys on both sides: the distance itself
-                score = -rows.slope[own] * fabsf(rows.from_ref[own] - key);
-            } else if (line) {                              // keys on one side: the rest is row_bias
-                score = rows.slope[own] * key;
-            } else if (Kind == FlashBias::LogDistance) {
-                score = -rows.slope[own] * flash_log(rows.inner[own] * (rows.from_ref[own] - key));
-            } else if (Kind == FlashBias::Toeplitz) {
-                score = table[own][e % 2];
-            } else if (Kind == FlashBias::Fire) {
-                score = f[e];
-            }
-            scores.pair(own, n)[e % 2] = score;
-        }
-    }
+    for (int k = 0; k < scores.N; k++) { bias.template pairs<Causal, Edge>(scores.x[k], k); }
 }
 
 // Hidden pairs of an Edge become -inf: columns from nj on, after the end of the keys; if causal those after own_column,
-// that of the lane's first row; Masked: those that `mask` hides.  j0: the tile's first key
+// that of the lane's first row; Masked: those that `mask` hides. begin: of the documents of the lane's rows. j0: the
+// tile's first key
 template <bool Causal, bool Masked>
-__device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const FlashRowBias& rows, int own_column, int nj,
-                                  const AttentionMask& mask, int j0) {
+__device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const int (&begin)[FLASH_OWN], int own_column,
+                                  int nj, const AttentionMask& mask, int j0) {
     UNROLL
     for (int e = 0; e < scores.SIZE; e++) {
         const int c = scores.column(e);
         const int row = own_column + 8 * scores.own(e);
         if (c >= nj || (Causal && c > row)) { scores[e] = -INFINITY; }
-        if (Masked && mask.hides(row, c, rows.begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
+        if (Masked && mask.hides(row, c, begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
     }
 }
 
@@ -177,7 +88,7 @@ __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax, const float (&ti
 // grown.
 template <int HS>
 __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, FlashSoftmax<HS>& softmax,
-                                          const FlashRowBias& rows, float scale2) {
+                                          const float (&row_bias)[FLASH_OWN], float scale2) {
     // 1. the largest logit of each row in this tile
     float tile_largest[FLASH_OWN];
     UNROLL
@@ -187,7 +98,7 @@ __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, Fla
         for (int n = 0; n < 8; n++) { t = fmaxf(t, fmaxf(scores.pair(own, n)[0], scores.pair(own, n)[1])); }
         t = fmaxf(t, shuffle_xor(t, 1));                    // the four lanes of the quad have the row
         t = fmaxf(t, shuffle_xor(t, 2));
-        tile_largest[own] = scale2 * (t + rows.row_bias[own]);
+        tile_largest[own] = scale2 * (t + row_bias[own]);
     }
     // 2. what was summed so far, relative to it
     flash_rescale(softmax, tile_largest);
@@ -196,7 +107,7 @@ __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, Fla
     for (int own = 0; own < FLASH_OWN; own++) {
         // a row that has seen no key yet has no reference: its logits are -inf, its P is 0
         const float reference = softmax.largest[own] == -INFINITY ? 0.0f : softmax.largest[own];
-        const float shift = scale2 * rows.row_bias[own] - reference;
+        const float shift = scale2 * row_bias[own] - reference;
         float tile_sum = 0.0f;                              // of this lane's columns; added up at the end
         UNROLL
         for (int n = 0; n < 8; n++) {
@@ -230,10 +141,9 @@ __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, Flas
     softmax.O.store(out, C, args.T - i0, args.HS, Q_tile, inverse);
 }
 
-// Q_tile, two stages of K_tile and V_tile; two stages of the bias, S of the queries; FIRE's f
-constexpr size_t flash_forward_shared(FlashBias Kind, int HS) {
-    return sizeof(bf16) * 5 * FLASH_TILE * HS + sizeof(float) * (2 * FLASH_TILE_BIAS + FLASH_TILE) +
-           (Kind == FlashBias::Fire ? sizeof(FirePiece) * FIRE_PIECES : 0);
+// Q_tile, two stages of K_tile and V_tile, the bias
+template <FlashBias Kind> constexpr size_t flash_forward_shared(int HS) {
+    return sizeof(bf16) * 5 * FLASH_TILE * HS + sizeof(float) * FlashStart<Kind>::SHARED;
 }
 // on one SM: 128, 168, 255 registers per thread
 constexpr int flash_forward_blocks(int HS) {
@@ -264,17 +174,14 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const Walk walk(args, bh, m, keys);
     const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * args.HS;
     const float scale2 = args.scale * LOG2E;
-    FlashTileBias next_bias = {0.0f, 0.0f, 0.0};            // this thread's part for the tile that is on its way
-    float* tile_biases = (float*)(KV + 4 * TILE * HS);      // two stages of FLASH_TILE_BIAS
-    const double origin = flash_is_cable(Kind) ? flash_origin(args, bh, i0) : 0.0;
+    FlashStart<Kind> bias(args, bh, m, (float*)(KV + 4 * TILE * HS));
     const auto fetch = [&](int n, int stage) {              // starts the copies of tile n
         const bf16* k = q + (size_t)n * TILE * args.OC + C;
         flash_load_tile<HS>(KV + 2 * stage * TILE * HS, k, args.OC, args.HS, keys - n * TILE);
         flash_load_tile<HS>(KV + (2 * stage + 1) * TILE * HS, k + C, args.OC, args.HS, keys - n * TILE);
         cp_async_commit();
-        next_bias = flash_fetch_bias<Kind>(args, bh, m, n);
+        bias.fetch(args, n);
     };
-    FlashRowBias rows;
     FlashSoftmax<HS> softmax;
     constexpr bool in_place = flash_wgmma(TILE);        // the products read Q_tile
     FlashOwned<HS, in_place ? 0 : HS / 16> queries;
@@ -284,16 +191,10 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         flash_load_tile<HS>(Q_tile, q + (size_t)i0 * args.OC, args.OC, args.HS, args.T - i0);
         fetch(walk.tile(0), 0);
     }
-    rows.S = tile_biases + 2 * FLASH_TILE_BIAS + row;
-    FlashFire fire = {};
-    if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)(rows.S - row + TILE), args, bh % args.NH); }
+    bias.rows(args, i0 + row);
+    int begin[FLASH_OWN] = {};                              // of the documents of the lane's queries
     UNROLL
-    for (int own = 0; own < FLASH_OWN; own++) {
-        rows.slope[own] = flash_row_slope<Kind>(args, bh, i0 + row + 8 * own);
-        rows.inner[own] = flash_row_inner<Kind>(args, bh, i0 + row + 8 * own);
-        if (flash_has_S(Kind)) { rows.S[8 * own] = flash_row_S<Kind>(args, bh, i0 + row + 8 * own); }
-        if (Masked) { rows.begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
-    }
+    for (int own = 0; own < FLASH_OWN && Masked; own++) { begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
     if constexpr (!in_place) {
         flash_wait_copies();
         __syncthreads();
@@ -306,25 +207,22 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         const int stage = it % 2;
         const bf16* K_tile = KV + 2 * stage * TILE * HS;
         const bf16* V_tile = K_tile + TILE * HS;
-        float* tile_bias = tile_biases + stage * FLASH_TILE_BIAS;
-        flash_put_bias<Kind>(tile_bias, next_bias, args, origin, m, n);
+        bias.put(stage, args, n);
         flash_wait_copies();
         __syncthreads();                    // the tile is complete, and no thread still reads the other stage
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
         // 3. scores = the bias + Q K^T; the masks
         FlashFragment<TILE> scores;
-        const float* inv = Kind == FlashBias::Fire ? args.inv + j0 : nullptr;
         bool edge = n == m || keys - j0 < TILE;             // on the diagonal, or keys end inside the tile
         if (Masked) { edge = edge || flash_cuts(args, b, m, n); }
-        if (Kind == FlashBias::Fire) { fire.meet(args, i0 + row0, FLASH_ROWS, j0, TILE); }
-        if (edge) { flash_start_bias<Causal, Kind, true>(scores, rows, tile_bias, fire, inv); }
-        else { flash_start_bias<Causal, Kind, false>(scores, rows, tile_bias, fire, inv); }
+        if (bias.EDGE && edge) { flash_start_scores<Causal, true>(scores, bias, args, stage, n); }
+        else { flash_start_scores<Causal, false>(scores, bias, args, stage, n); }
         wgmma_fence();
         scores.add_transposed(queries, Q_tile, row0, K_tile, 0);
         wgmma_wait();
-        if (edge) { flash_hide<Causal, Masked>(scores, rows, i0 - j0 + row, keys - j0, args.mask, j0); }
+        if (edge) { flash_hide<Causal, Masked>(scores, begin, i0 - j0 + row, keys - j0, args.mask, j0); }
         // 4. P, with the sums and the output rescaled
-        flash_exponentials(scores, softmax, rows, scale2);
+        flash_exponentials(scores, softmax, bias.row_bias, scale2);
         // 5. O += P V
         const FlashLeft<TILE> P(scores);
         wgmma_fence();
@@ -341,7 +239,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
 
 template <bool Causal, FlashBias Kind, int HS> void flash_forward_of(const FlashArgs& args, Stream stream) {
     const size_t blocks = (size_t)args.B * args.NH * ceil_div(args.T, FLASH_TILE);
-    const Grid grid(blocks, FLASH_THREADS, flash_forward_shared(Kind, HS), stream);
+    const Grid grid(blocks, FLASH_THREADS, flash_forward_shared<Kind>(HS), stream);
     if (args.mask.exists()) { launch(flash_forward_kernel<Causal, Kind, HS, true>, grid, args); }
     else { launch(flash_forward_kernel<Causal, Kind, HS, false>, grid, args); }
 }

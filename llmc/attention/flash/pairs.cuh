@@ -48,6 +48,9 @@ template <bool Causal, bool Edge> __device__ inline float flash_side(int m, int 
 // ----------------------------------------------------------------------------------------------------------
 // logits
 
+__host__ __device__ constexpr bool flash_has_S(FlashBias Kind) {
+    return Kind == FlashBias::Linear || flash_is_cable(Kind);
+}
 // B_ij: columns outside the table read its nearest end, and are masked
 __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) {
     const int entry = clamp(args.table_zero + j - i, 0, args.table_entries - 1);

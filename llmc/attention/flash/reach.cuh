@@ -2,7 +2,7 @@
 // their spans, or, under an AttentionMask, the spans of the window and the sinks; and how the spans are found.
 #pragma once
 
-#include "tiles.cuh"
+#include "start.cuh"
 
 // The tiles of keys that a block visits, in the order of its loop: for queries in tile 3, with 6 tiles of tokens,
 // 3 2 1 0 if causal, 3 2 1 0 4 5 if not, without those outside their span. All but the first, which is the queries'
@@ -156,14 +156,6 @@ __global__ void flash_key_norm_scan_kernel(float* key_norm, int tiles, int BNH) 
 
 // 2. the spans
 
-// S_i - S_j
-template <FlashBias Kind> __device__ inline float flash_distance(const FlashArgs& args, int bh, int i, int j) {
-    if (Kind == FlashBias::Linear) { return (float)(i - j); }
-    const float* S = args.S_offset + (size_t)bh * args.stride;
-    const double* origin = args.S_origin + (size_t)bh * ceil_div(args.stride, CABLE_CHUNK);
-    return (float)(origin[i / CABLE_CHUNK] - origin[j / CABLE_CHUNK]) + (S[i] - S[j]);
-}
-
 // The span of 64 queries, by a block with two threads per query: the union of what each row finds by bisection.
 template <bool Causal, FlashBias Kind>
 __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashArgs args, float tau) {
@@ -180,14 +172,15 @@ __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashA
     const float norm = sqrtf(flash_half_dot(q, q, args.HS));
     const float own_score = flash_half_dot(q, q + args.NH * args.HS, args.HS);      // q_i.k_i
     const float scale2 = args.scale * LOG2E;
-    const float slope = LOG2E * args.scale * flash_row_slope<Kind>(args, bh, row);  // log2 e g_i
+    const FlashPlaces<Kind> places = {args, bh};
+    const float slope = LOG2E * args.scale * places.slope(row);     // log2 e g_i
     const float least = scale2 * own_score - tau;           // a tile whose bound is below this is skipped
     int low = 0;                                            // tiles below `low` are skipped,
     int high = token ? m : 0;                               // tiles from `high` on are not
     while (low < high) {
         const int n = (low + high) / 2;
         const float score = scale2 * norm * key_norm[(size_t)bh * tiles + n];       // at most
-        const float bound = score - slope * flash_distance<Kind>(args, bh, row, n * FLASH_TILE + FLASH_TILE - 1);
+        const float bound = score - slope * places.distance(row, n * FLASH_TILE + FLASH_TILE - 1);
         if (bound < least) { low = n + 1; }
         else { high = n; }
     }
@@ -199,7 +192,7 @@ __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashA
     while (low < high) {
         const int n = (low + high) / 2;
         const float score = scale2 * norm * key_norm[(size_t)gridDim.x + bh * tiles + n];
-        const float bound = score - slope * flash_distance<Kind>(args, bh, n * FLASH_TILE, row);
+        const float bound = score - slope * places.distance(n * FLASH_TILE, row);
         if (bound < least) { high = n; }
         else { low = n + 1; }
     }
