@@ -55,16 +55,12 @@ template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(
     float sum = slabs.first == 0 ? 0.0f : *total;
     for (int m = slabs.first; m < slabs.first + slabs.count; m++) {
         const int at = column - args.table_zero + m * FLASH_TILE + 63;      // where the column is in the slab of tile m
-        const int begin = block.first_key_tile(args, m);
-        const int end = block.template end_key_tile<Causal, FlashBias::Toeplitz>(args, m);
-        bool written = begin < end && at >= begin * FLASH_TILE && at < end * FLASH_TILE + 63;
-        if (Masked) {
-            const FlashReach reach = FlashReach::of<Causal>(args, block.bh, m, block.live_tiles());
-            const bool sinks = reach.has_sinks() && at >= reach.sinks_begin * FLASH_TILE;
-            const bool window = reach.end > 0 && at >= reach.first * FLASH_TILE;
-            written = (sinks && at < reach.sinks_end * FLASH_TILE + 63) || (window && at < reach.end * FLASH_TILE + 63);
+        const FlashReach reach = FlashReach::of<Causal, false, Masked>(args, block.bh, m, block.live_tiles());
+        const bool sinks = reach.has_sinks() && at >= reach.sinks_begin * FLASH_TILE;
+        const bool window = reach.end > 0 && at >= reach.first * FLASH_TILE;
+        if ((sinks && at < reach.sinks_end * FLASH_TILE + 63) || (window && at < reach.end * FLASH_TILE + 63)) {
+            sum += slabs.of(block.bh, m, block.tiles)[at];
         }
-        if (written) { sum += slabs.of(block.bh, m, block.tiles)[at]; }
     }
     *total = sum;
 }

@@ -42,9 +42,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     __device__ bool meets(int m) const {
         const FlashBlock& block = owner.block;
         const int n = owner.tile();
-        if (Masked) { return FlashReach::of<Causal>(args, block.bh, m, block.live_tiles()).contains(n); }
+        // any bias tests the span, which only two have: without it ptxas spills for sm_80
+        if (Masked) { return FlashReach::of<Causal, true, true>(args, block.bh, m, end()).contains(n); }
         if (!flash_skips(Kind) || args.span == nullptr) { return !Causal || m >= n; }
-        return block.first_key_tile(args, m) <= n && n < block.template end_key_tile<Causal, Kind>(args, m);
+        const FlashSpan span = args.span[block.bh * block.tiles + m];
+        return span.first <= n && n <= (Causal ? m : span.last);
     }
     // the first tile of queries from m on that the block meets
     __device__ int visited(int m) const {

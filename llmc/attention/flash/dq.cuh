@@ -26,8 +26,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     const FlashDiagonals diagonals;                         // Toeplitz
     FlashFire fire;
     FlashFireSums fire_sums;
-    FlashReach reach;                                       // Masked
-    int begin, end;                                         // the tiles of keys that the block meets
+    const FlashReach reach;                                 // the tiles of keys that the block meets
     // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
     struct Owned {                                          // of the owned queries
         FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
@@ -42,7 +41,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     __device__ FlashDq(const FlashArgs& args, const FlashQueries* queries, const FlashSlabs& slabs)
         : args(args), owner(args, queries, PART ? slabs.count : ceil_div(args.T, FLASH_TILE), true,
                             PART ? slabs.first : 0),
-          diagonals(find_diagonals(slabs)) {}
+          diagonals(find_diagonals(slabs)),
+          reach(FlashReach::of<Causal, flash_skips(Kind), Masked>(args, owner.block.bh, owner.tile(),
+                                                                  owner.block.live_tiles())) {}
     static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
     // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
@@ -51,21 +52,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     }
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
     __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
-    __device__ void find_keys() {
-        const FlashBlock& block = owner.block;
-        const bool live = owner.tile() < block.live_tiles();
-        begin = live ? block.first_key_tile(args, owner.tile()) : 0;
-        end = live ? block.template end_key_tile<Causal, Kind>(args, owner.tile()) : 0;
-        if (Masked) {
-            reach = FlashReach::of<Causal>(args, block.bh, owner.tile(), block.live_tiles());
-            begin = reach.begin();
-            end = reach.end;
-        }
-    }
     __device__ void load_owned(Owned& own) {
         const auto start = [&] {                            // what needs the place of the values
             owner.put_own_S();
-            if (begin < end) { fetch(begin, 0); }
+            if (reach.end > 0) { fetch(reach.begin(), 0); }
             if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
         };
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
@@ -215,14 +205,14 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     // Toeplitz: the diagonals of tile n
     __device__ void add_diagonals(int n) const {
         __syncthreads();                                    // the tile of dlogit is complete
-        const bool starts = n == begin || (Masked && n == reach.first && reach.sinks_end < reach.first);
+        const bool starts = n == reach.begin() || (Masked && n == reach.first && reach.sinks_end < reach.first);
         if (threadIdx.x < FLASH_TILE) { diagonals.add(n, starts); }
         if (Masked && reach.gap_after(n) && threadIdx.x < 63) { diagonals.end_after(n); }
     }
     // no tile on the right takes the last diagonals
     __device__ void store_diagonals() const {
         __syncthreads();
-        if (begin < end && threadIdx.x < 63) { diagonals.end_after(end - 1); }
+        if (reach.end > 0 && threadIdx.x < 63) { diagonals.end_after(reach.end - 1); }
     }
     // the warps' sums
     __device__ void store_fire(double* partial) const {
@@ -253,7 +243,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const float g = own.query[r].weight;
             const float sum = quad_sum(sums.row[r]);
             const float moment = quad_sum(sums.dg[r]);
-            const bool left = Causal || end <= owner.tile() + 1;
+            const bool left = Causal || reach.end <= owner.tile() + 1;
             const float sign = left ? 1.0f : -1.0f;         // of the last tile: see turn_sign
             const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
@@ -276,14 +266,13 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     const FlashBlock& block = dq.owner.block;
     const int m = block.tile;
     // 1. the owned queries with their dout, and the first tile of keys
-    dq.find_keys();
     dq.load_owned(own);
     int stage = 0;
-    for (int n = dq.begin; n < dq.end; n = dq.after(n), stage ^= 1) {
+    for (int n = dq.reach.begin(); n < dq.reach.end; n = dq.after(n), stage ^= 1) {
         // 2. this tile of keys has arrived, the next one may start
         flash_wait_copies();
         __syncthreads();            // this stage has arrived; the other is read no more, nor is diagonals.dlogit
-        if (dq.after(n) < dq.end) { dq.fetch(dq.after(n), stage ^ 1); }
+        if (dq.after(n) < dq.reach.end) { dq.fetch(dq.after(n), stage ^ 1); }
         const bf16* K_tile = dq.owner.streamed_tile(stage);
         dq.turn_sign(sums, n);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs

@@ -170,8 +170,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // this warp's first
     const int row = row0 + lane / 4;                        // this lane's first; it has row + 8 own
     const int keys = flash_tokens(args, b);
-    using Walk = std::conditional_t<Masked, FlashMaskedWalk<Causal>, FlashWalk<Causal, flash_skips(Kind)>>;
-    const Walk walk(args, bh, m, keys);
+    const FlashWalk<Causal, flash_skips(Kind), Masked> walk(args, bh, m, keys);
     const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * args.HS;
     const float scale2 = args.scale * LOG2E;
     FlashStart<Kind> bias(args, bh, m, (float*)(KV + 4 * TILE * HS));

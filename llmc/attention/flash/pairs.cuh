@@ -266,17 +266,7 @@ struct FlashBlock : FlashPlace {
     __device__ const FlashQueries* queries(const FlashQueries* all, int tile, FlashFrom from) const {
         return all + (size_t)(bh * tiles + tile) * flash_variants(Kind) + from;
     }
-    // The queries of tile m meet the tiles of keys from first_key_tile to end_key_tile - 1. Every bias tests the first
-    // one, although only two have spans: without this test ptxas spills in the dkdv kernel of another bias
-    __device__ int first_key_tile(const FlashArgs& args, int m) const {
-        return args.span == nullptr ? 0 : args.span[bh * tiles + m].first;
-    }
     __device__ int live_tiles() const { return ceil_div(keys, FLASH_TILE); }
-    template <bool Causal, FlashBias Kind> __device__ int end_key_tile(const FlashArgs& args, int m) const {
-        if (m >= live_tiles()) { return 0; }
-        if (Causal) { return m + 1; }
-        return !flash_skips(Kind) || args.span == nullptr ? live_tiles() : args.span[bh * tiles + m].last + 1;
-    }
 };
 
 // A block's rows, its shared memory, and the copies into it. Free: the owned tile in which the values lie, or -1
