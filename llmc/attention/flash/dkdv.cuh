@@ -37,6 +37,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     __device__ FlashDkdv(const FlashArgs& args, const FlashQueries* queries)
         : args(args), owner(args, queries, ceil_div(args.T, FLASH_TILE), false, 0) {}
 
+    __device__ FlashMask<Causal, Masked> mask() const { return {args, owner.block.b, owner.block.keys}; }
     __device__ int end() const { return owner.block.live_tiles(); }       // of the tiles of queries
     // Whether the queries of tile m meet the owned keys: not if their span ends before them, or begins after them
     __device__ bool meets(int m) const {
@@ -121,8 +122,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                const int begins = Edge && Masked ? flash_begin(args, owner.block.b, i + k) : 0;
-                hidden[k] = Edge && owner.template hides<Causal, Masked>(i + k, j, begins);
+                hidden[k] = Edge && mask().hides(i + k, j, mask().begin(i + k));
             }
             float* P_pair = P.pair(r, pair_column(e));
             float* dlogit_pair = dlogit.pair(r, pair_column(e));
@@ -238,8 +238,8 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
         const bf16* Q_tile = dkdv.owner.streamed_tile(stage);
         dkdv.turn_sign(sums, m);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
-        const int n = block.tile;
-        if (m == n || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
+        const int n = block.tile;                           // FlashMask::edge; ptxas spills if it is called
+        if (m == n || (n + 1) * FLASH_TILE > block.keys || (Masked && dkdv.mask().cuts(m, n))) {
             dkdv.template meet<true>(sums, own, Q_tile, m, stage);
         } else { dkdv.template meet<false>(sums, own, Q_tile, m, stage); }
         m = next;

@@ -50,6 +50,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         const FlashBlock& block = owner.block;
         return {(float*)owner.own_tile(0), (float*)owner.streamed_tile(2), slabs.of(block.bh, block.tile, block.tiles)};
     }
+    __device__ FlashMask<Causal, Masked> mask() const { return {args, owner.block.b, owner.block.keys}; }
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
     __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
     __device__ void load_owned(Owned& own) {
@@ -118,13 +119,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const int i = owner.first() + r;
             const int j = n * FLASH_TILE + c;
             const FlashQuery& query = queries[lane_row];
-            const int begins = Edge && Masked ? flash_begin(args, owner.block.b, i) : 0;
+            const int begin = Edge ? mask().begin(i) : 0;
             float key[2];
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
                 if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
-                hidden[k] = Edge && owner.template hides<Causal, Masked>(i, j + k, begins);
+                hidden[k] = Edge && mask().hides(i, j + k, begin);
             }
             float* dlogit_pair = dlogit.pair(lane_row, n8);
             const FlashPair<Kind> pair(P.pair(lane_row, n8), dlogit_pair, {query, query}, key, LOG2E * args.scale,
@@ -263,8 +264,6 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
     Dq dq(args, queries, slabs);
     typename Dq::Owned own;
     typename Dq::Sums sums;
-    const FlashBlock& block = dq.owner.block;
-    const int m = block.tile;
     // 1. the owned queries with their dout, and the first tile of keys
     dq.load_owned(own);
     int stage = 0;
@@ -276,9 +275,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
         const bf16* K_tile = dq.owner.streamed_tile(stage);
         dq.turn_sign(sums, n);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
-        if (n == m || (n + 1) * FLASH_TILE > block.keys || (Masked && flash_cuts(args, block.b, m, n))) {
-            dq.template meet<true>(sums, own, K_tile, n, stage);
-        } else { dq.template meet<false>(sums, own, K_tile, n, stage); }
+        if (dq.mask().edge(dq.owner.tile(), n)) { dq.template meet<true>(sums, own, K_tile, n, stage); }
+        else { dq.template meet<false>(sums, own, K_tile, n, stage); }
         if (Kind == FlashBias::Toeplitz) { dq.add_diagonals(n); }
     }
     // 6. store

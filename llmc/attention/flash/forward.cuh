@@ -22,21 +22,6 @@ __device__ inline void flash_start_scores(FlashFragment<FLASH_TILE>& scores, Fla
     for (int k = 0; k < scores.N; k++) { bias.template pairs<Causal, Edge>(scores.x[k], k); }
 }
 
-// Hidden pairs of an Edge become -inf: columns from nj on, after the end of the keys; if causal those after own_column,
-// that of the lane's first row; Masked: those that `mask` hides. begin: of the documents of the lane's rows. j0: the
-// tile's first key
-template <bool Causal, bool Masked>
-__device__ inline void flash_hide(FlashFragment<FLASH_TILE>& scores, const int (&begin)[FLASH_OWN], int own_column,
-                                  int nj, const AttentionMask& mask, int j0) {
-    UNROLL
-    for (int e = 0; e < scores.SIZE; e++) {
-        const int c = scores.column(e);
-        const int row = own_column + 8 * scores.own(e);
-        if (c >= nj || (Causal && c > row)) { scores[e] = -INFINITY; }
-        if (Masked && mask.hides(row, c, begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
-    }
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // the kernel
 
@@ -170,6 +155,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // this warp's first
     const int row = row0 + lane / 4;                        // this lane's first; it has row + 8 own
     const int keys = flash_tokens(args, b);
+    const FlashMask<Causal, Masked> mask = {args, b, keys};
     const FlashWalk<Causal, flash_skips(Kind), Masked> walk(args, bh, m, keys);
     const bf16* q = args.qkv + (size_t)b * args.stride * args.OC + bh % args.NH * args.HS;
     const float scale2 = args.scale * LOG2E;
@@ -193,7 +179,7 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     bias.rows(args, i0 + row);
     int begin[FLASH_OWN] = {};                              // of the documents of the lane's queries
     UNROLL
-    for (int own = 0; own < FLASH_OWN && Masked; own++) { begin[own] = flash_begin(args, b, i0 + row + 8 * own); }
+    for (int own = 0; own < FLASH_OWN; own++) { begin[own] = mask.begin(i0 + row + 8 * own); }
     if constexpr (!in_place) {
         flash_wait_copies();
         __syncthreads();
@@ -202,7 +188,6 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     for (int it = 0; it < walk.count; it++) {
         // 2. this tile has arrived, the next one may start
         const int n = walk.tile(it);
-        const int j0 = n * TILE;
         const int stage = it % 2;
         const bf16* K_tile = KV + 2 * stage * TILE * HS;
         const bf16* V_tile = K_tile + TILE * HS;
@@ -212,14 +197,13 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
         if (it + 1 < walk.count) { fetch(walk.tile(it + 1), 1 - stage); }
         // 3. scores = the bias + Q K^T; the masks
         FlashFragment<TILE> scores;
-        bool edge = n == m || keys - j0 < TILE;             // on the diagonal, or keys end inside the tile
-        if (Masked) { edge = edge || flash_cuts(args, b, m, n); }
+        const bool edge = mask.edge(m, n);
         if (bias.EDGE && edge) { flash_start_scores<Causal, true>(scores, bias, args, stage, n); }
         else { flash_start_scores<Causal, false>(scores, bias, args, stage, n); }
         wgmma_fence();
         scores.add_transposed(queries, Q_tile, row0, K_tile, 0);
         wgmma_wait();
-        if (edge) { flash_hide<Causal, Masked>(scores, begin, i0 - j0 + row, keys - j0, args.mask, j0); }
+        if (edge) { mask.hide(scores, begin, i0 + row, n * TILE); }
         // 4. P, with the sums and the output rescaled
         flash_exponentials(scores, softmax, bias.row_bias, scale2);
         // 5. O += P V

@@ -296,10 +296,6 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     __device__ int tile() const { return block.tile; }
     __device__ int first() const { return block.tile * FLASH_TILE; }                // of the block's rows
     __device__ int row(int own) const { return row0 + lane / 4 + 8 * own; }         // the lane's
-    // whether query i does not see key j. Masked: its document begins at `begin`
-    template <bool Causal, bool Masked> __device__ bool hides(int i, int j, int begin) const {
-        return j >= block.keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
-    }
     // the values of a streamed tile as the block meets them, and S of an owned row, counted from the same token
     __device__ const FlashQuery* met_values(int stage) const { return values[stage].row; }
     __device__ float place(int row, int stage) const { return own_S[row].minus(values[stage].from); }

@@ -67,12 +67,36 @@ template <bool Causal, bool Skips, bool Masked> struct FlashWalk {
     }
 };
 
-// whether a query of tile m of sequence b misses a key of tile n
-__device__ inline bool flash_cuts(const FlashArgs& args, int b, int m, int n) {
-    const int i0 = m * FLASH_TILE, j0 = n * FLASH_TILE;
-    const int begin = flash_begin(args, b, i0 + FLASH_TILE - 1);
-    return args.mask.hides_any(i0, i0 + FLASH_TILE, j0, j0 + FLASH_TILE, begin);
-}
+// What hides keys from the queries of sequence b: the end of its tokens, the diagonal if Causal, args.mask if Masked
+template <bool Causal, bool Masked> struct FlashMask {
+    const FlashArgs& args;
+    int b, keys;                            // keys: its tokens
+
+    // of query i, for hides: where its document begins
+    __device__ int begin(int i) const { return Masked ? flash_begin(args, b, i) : 0; }
+    __device__ bool hides(int i, int j, int begin) const {
+        return j >= keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
+    }
+    // whether the tiles m of queries and n of keys are on the diagonal or have hidden pairs
+    __device__ bool edge(int m, int n) const {
+        return m == n || (n + 1) * FLASH_TILE > keys || (Masked && cuts(m, n));
+    }
+    __device__ bool cuts(int m, int n) const {              // whether args.mask hides some
+        const int i0 = m * FLASH_TILE, j0 = n * FLASH_TILE;
+        return args.mask.hides_any(i0, i0 + FLASH_TILE, j0, j0 + FLASH_TILE, begin(i0 + FLASH_TILE - 1));
+    }
+    // hidden pairs become -inf. i: the lane's first query, j0: the tile's first key; begin: of the lane's queries
+    __device__ void hide(FlashFragment<FLASH_TILE>& scores, const int (&begin)[FLASH_OWN], int i, int j0) const {
+        const int row = i - j0, end = keys - j0;            // counted from j0: then the columns are constants
+        UNROLL
+        for (int e = 0; e < scores.SIZE; e++) {
+            const int c = scores.column(e);
+            const int r = row + 8 * scores.own(e);
+            if (c >= end || (Causal && c > r)) { scores[e] = -INFINITY; }
+            if (Masked && args.mask.hides(r, c, begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
+        }
+    }
+};
 
 // ----------------------------------------------------------------------------------------------------------
 // tiles of keys that the bias has already zeroed (Linear, Distance): found before attention runs, and then neither read
