@@ -62,19 +62,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
             query.start = -lse / args.scale;
             query.minus_dot = -row_dot;
         }
-        if (Kind == FlashBias::Linear) {
-            query.weight = args.slopes[h] / args.scale;
-            query.place = (float)t;
-        }
-        if (Kind == FlashBias::Fire) {
-            query.weight = args.inv[t];
-            query.place = args.dnorm[t];
-        }
-        if (flash_is_cable(Kind)) {
-            const float g = args.factor_of(bh, (int)t) * args.g[at];
-            query.weight = Kind == FlashBias::Distance ? g / args.scale : g;
-            query.place = args.S_offset[at];
-        }
+        FlashTerms<Kind>::fill(query, args, bh, h, t);
     }
     FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
     tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
@@ -85,7 +73,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     const int first = (int)t / FLASH_TILE * FLASH_TILE;
     const int last = imin(first + FLASH_TILE, args.T) - 1;
     const float start = query.start;
-    const float weight = Kind == FlashBias::Distance ? query.weight : 0.0f;
+    const float weight = FlashTerms<Kind>::SIGNED ? query.weight : 0.0f;
     query.place = raw - S[first];                           // for keys on the left
     query.start = start - weight * query.place;
     tile[FROM_FIRST].row[t % FLASH_TILE] = query;
@@ -139,10 +127,10 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     const auto launch_dq = [&](int tiles) {
         launch(flash_backward_dq_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DQ), args, queries, slabs);
     };
-    if (Kind != FlashBias::Toeplitz) {
+    if (!FlashTerms<Kind>::DIAGONALS) {
         launch_dq(tiles);
         const double* partial = (const double*)slabs.data;
-        if (Kind == FlashBias::Fire) {
+        if (FlashTerms<Kind>::PIECES) {
             launch(flash_backward_fire_kernel, Grid(BNH, FLASH_THREADS, 0, stream), args.sums, partial, tiles);
         }
         return;
@@ -161,7 +149,7 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
 // before the suffix sum; dtable (B*NH,table_entries), as ToeplitzBias::backward leaves it; the first slots of Fire's
 // sums: the other slots stay as they are. false: these kernels do not have this head size, and nothing was done.
 template <bool Causal, FlashBias Kind> bool flash_backward(const FlashArgs& args, float* scratch, Stream stream) {
-    if (Kind == FlashBias::Toeplitz) {
+    if (FlashTerms<Kind>::DIAGONALS) {
         const int right = args.table_entries - args.table_zero;             // entries at i = j and to its right
         check(args.table_zero >= args.T - 1 && right >= (Causal ? 1 : args.T), "flash_backward: expected a table that "
               "reaches every distance below T = %d, got %d columns with i = j at %d", args.T, args.table_entries,

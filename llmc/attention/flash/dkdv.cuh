@@ -15,10 +15,10 @@
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     static constexpr int FREE = HAS_WGMMA || flash_keys_kept(Kind, HS) == 0 ? -1 : 0;
     using Owner = FlashOwner<Kind, HS, FREE>;
+    using Terms = FlashTerms<Kind>;
     static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
-    static constexpr bool cable = flash_is_cable(Kind);
     const FlashArgs& args;
     const Owner owner;
     FlashFire fire;
@@ -63,12 +63,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
         const auto start = [&] {                            // what needs the place of the values
             owner.put_own_S();
-            if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+            if (Terms::PIECES) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
             if (m < end()) { fetch(m, 0); }
         };
         if (FREE < 0) { start(); }
         UNROLL
-        for (int r = 0; r < OWN && Kind == FlashBias::Fire; r++) {
+        for (int r = 0; r < OWN && Terms::PIECES; r++) {
             own.inv[r] = args.inv[owner.first() + owner.row(r)];
         }
         cp_async_commit();                                  // where no tile of queries was fetched
@@ -98,7 +98,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             const int i = m * FLASH_TILE + c;
             const FlashQuery query[2] = {queries[c], queries[c + 1]};
             float key[2] = {place[r], place[r]};
-            if (Kind == FlashBias::Toeplitz) {
+            if (Terms::DIAGONALS) {
                 const int j = owner.first() + owner.row(r);
                 key[0] = flash_table(args, owner.block.h, i, j);
                 key[1] = flash_table(args, owner.block.h, i + 1, j);
@@ -148,15 +148,15 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         float place[OWN] = {};                              // of the keys
         UNROLL
         for (int r = 0; r < OWN; r++) {
-            if (cable) { place[r] = owner.place(owner.row(r), stage); }
-            if (Kind == FlashBias::Linear) { place[r] = (float)(owner.first() + owner.row(r)); }
+            if (Terms::SUMS_ROWS) { place[r] = owner.place(owner.row(r), stage); }
+            else if (Terms::PLACES) { place[r] = (float)(owner.first() + owner.row(r)); }
         }
         ONE_BY_ONE
         for (int c0 = 0; c0 < FLASH_TILE; c0 += STRIP) {
             // 3. scores = B - lse + K Q^T and dP = V dout^T - row_dot
             Scores P;
             Scores dlogit;
-            if (Kind == FlashBias::Fire) {
+            if (Terms::PIECES) {
                 Scores y;
                 fire.meet(args, row, FLASH_ROWS, m * FLASH_TILE + c0, STRIP);
                 flash_fire_y(y, args, own.inv, queries + c0, row, m * FLASH_TILE + c0);
@@ -178,12 +178,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             wgmma_wait();
         }
         UNROLL
-        for (int r = 0; r < OWN && cable; r++) { sums.dS[r] += tile_dS[r]; }
+        for (int r = 0; r < OWN && Terms::SUMS_ROWS; r++) { sums.dS[r] += tile_dS[r]; }
     }
     // Distance: the sign is -1 up to the keys' own tile, which is never left out
     __device__ void turn_sign(Sums& sums, int m) const {
         UNROLL
-        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
+        for (int r = 0; r < OWN && Terms::SIGNED && !Causal; r++) {
             if (m == owner.tile()) { sums.dS[r] = -sums.dS[r]; }
         }
     }
@@ -204,10 +204,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         sums.dK.store(dk, args.OC, rows, block.columns, owner.own_tile(1), scale);
         sums.dV.store(dk + args.NH * block.columns, args.OC, rows, block.columns, owner.own_tile(1), one);
         UNROLL
-        for (int r = 0; r < OWN && cable; r++) {
+        for (int r = 0; r < OWN && Terms::SUMS_ROWS; r++) {
             const int j = owner.first() + owner.row(r);
             const float sum = quad_sum(sums.dS[r]);
-            const float unit = Kind == FlashBias::Distance ? args.scale : 2.0f;     // g was over scale
+            const float unit = Terms::SIGNED ? args.scale : 2.0f;     // g was over scale
             const size_t to = (size_t)block.bh * args.stride + j;
             if (threadIdx.x % 4 == 0 && j < args.T) { args.dS[to] = unit * sum; }
         }

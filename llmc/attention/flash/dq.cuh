@@ -15,12 +15,12 @@
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     static constexpr int FREE = HAS_WGMMA ? -1 : 1;         // Fire's sums are in the place of q
     using Owner = FlashOwner<Kind, HS, FREE>;
+    using Terms = FlashTerms<Kind>;
     static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
     // whether the products read q and dout where they are; Toeplitz needs their place
-    static constexpr bool IN_PLACE = flash_wgmma(STRIP) && Kind != FlashBias::Toeplitz;
-    static constexpr bool cable = flash_is_cable(Kind);
+    static constexpr bool IN_PLACE = flash_wgmma(STRIP) && !Terms::DIAGONALS;
     const FlashArgs& args;
     const Owner owner;
     const FlashDiagonals diagonals;                         // Toeplitz
@@ -44,7 +44,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
           diagonals(find_diagonals(slabs)),
           reach(FlashReach::of<Causal, flash_skips(Kind), Masked>(args, owner.block.bh, owner.tile(),
                                                                   owner.block.live_tiles())) {}
-    static constexpr bool PART = Kind == FlashBias::Toeplitz;       // a launch has the queries of slabs.count tiles
+    static constexpr bool PART = Terms::DIAGONALS;       // a launch has the queries of slabs.count tiles
     // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
         const FlashBlock& block = owner.block;
@@ -57,7 +57,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         const auto start = [&] {                            // what needs the place of the values
             owner.put_own_S();
             if (reach.end > 0) { fetch(reach.begin(), 0); }
-            if (Kind == FlashBias::Fire) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
+            if (Terms::PIECES) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
         };
         owner.template load_owned<FLASH_Q, FLASH_DOUT>();
         if (FREE < 0) { start(); }
@@ -71,7 +71,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         own.dout.load(owner.own_tile(1), owner.row0);
         // in the place of q, as the diagonals are
         fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * FLASH_COLUMNS);
-        if (Kind == FlashBias::Fire) {
+        if (Terms::PIECES) {
             syncwarp();
             fire_sums.clear();
         }
@@ -95,8 +95,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             float key[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
-                if (Kind == FlashBias::Toeplitz) {
+                if (Terms::PLACES) { key[k] = keys[c + k].place; }
+                if (Terms::DIAGONALS) {
                     key[k] = flash_table(args, owner.block.h, owner.first() + owner.row(r), n * FLASH_TILE + c + k);
                 }
             }
@@ -124,7 +124,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             bool hidden[2];
             UNROLL
             for (int k = 0; k < 2; k++) {
-                if (flash_has_S(Kind)) { key[k] = keys[c + k].place; }
+                if (Terms::PLACES) { key[k] = keys[c + k].place; }
                 hidden[k] = Edge && mask().hides(i, j + k, begin);
             }
             float* dlogit_pair = dlogit.pair(lane_row, n8);
@@ -137,7 +137,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
                 pair.to_query(tile_sum[lane_row], tile_dg[lane_row], k, pair.dlogit[k], turned, key[k], side);
                 dlogit_pair[k] = pair.dlogit[k];
             }
-            if (Kind == FlashBias::Toeplitz) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
+            if (Terms::DIAGONALS) { diagonals.put(r, c, pair.dlogit[0], pair.dlogit[1]); }
         }
     }
     // The pairs of the owned queries and the keys of tile n. Edge: the tile is on the diagonal or has hidden pairs
@@ -152,9 +152,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         UNROLL
         for (int r = 0; r < OWN; r++) {
             queries[r] = own.query[r];
-            if (!cable) { continue; }
+            if (!Terms::SUMS_ROWS) { continue; }
             queries[r].place = owner.place(owner.row(r), stage);
-            if (Kind == FlashBias::Distance) { queries[r].start -= side * queries[r].weight * queries[r].place; }
+            if (Terms::SIGNED) { queries[r].start -= side * queries[r].weight * queries[r].place; }
         }
         ONE_BY_ONE
         for (int c0 = 0; c0 < FLASH_TILE; c0 += STRIP) {
@@ -162,7 +162,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             Scores P;
             Scores dlogit;
             Scores y;                                       // Fire
-            if (Kind == FlashBias::Fire) {
+            if (Terms::PIECES) {
                 fire.meet(args, row, FLASH_ROWS, n * FLASH_TILE + c0, STRIP);
                 const float inv[OWN] = {own.query[0].weight, own.query[1].weight};
                 flash_fire_y(y, args, inv, keys + c0, row, n * FLASH_TILE + c0);
@@ -176,11 +176,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             wgmma_wait();
             // 4. dlogit = P (dP - row_dot), and what the bias sums of it
             take_gradient<Edge>(P, dlogit, queries, keys, tile_sum, tile_dg, side, n, c0);
-            if constexpr (Kind == FlashBias::Fire) {
+            if constexpr (Terms::PIECES) {
                 flash_fire_sum(fire_sums, fire, dlogit, y, args, own.query, keys + c0, row, n * FLASH_TILE + c0);
             }
-            UNROLL
-            for (int r = 0; r < OWN && Kind == FlashBias::LogDistance; r++) {   // early, because registers are scarce
+            UNROLL                                          // early, because registers are scarce
+            for (int r = 0; r < OWN && Terms::SUMS_ROWS && !Terms::SIGNED; r++) {
                 sums.dg[r] += tile_dg[r];
                 tile_dg[r] = 0.0f;
             }
@@ -193,13 +193,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         UNROLL
         for (int r = 0; r < OWN; r++) {
             sums.row[r] += tile_sum[r];
-            FlashTerms<Kind>::finish(sums.dg[r], tile_dg[r], tile_sum[r], queries[r].place, side);
+            Terms::finish(sums.dg[r], tile_dg[r], tile_sum[r], queries[r].place, side);
         }
     }
     // Distance: the sign is -1 from the tile after the queries' own on, and sums.row follows it
     __device__ void turn_sign(Sums& sums, int n) const {
         UNROLL
-        for (int r = 0; r < OWN && Kind == FlashBias::Distance && !Causal; r++) {
+        for (int r = 0; r < OWN && Terms::SIGNED && !Causal; r++) {
             sums.row[r] = n == owner.tile() + 1 ? -sums.row[r] : sums.row[r];
         }
     }
@@ -239,7 +239,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     }
     __device__ void store_row_sums(const Sums& sums, const Owned& own) const {
         UNROLL
-        for (int r = 0; r < OWN && cable; r++) {
+        for (int r = 0; r < OWN && Terms::SUMS_ROWS; r++) {
             const int i = owner.first() + owner.row(r);
             const float g = own.query[r].weight;
             const float sum = quad_sum(sums.row[r]);
@@ -249,9 +249,9 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
             // g of Distance is over scale
-            args.dS[to] -= Kind == FlashBias::Distance ? args.scale * (g * (sign * sum)) : 2.0f * (g * sum);
+            args.dS[to] -= Terms::SIGNED ? args.scale * (g * (sign * sum)) : 2.0f * (g * sum);
             args.dg[to] = args.factor_of(owner.block.bh, i) * moment;
-            const float weight = Kind == FlashBias::Distance ? args.scale * g : g;
+            const float weight = Terms::SIGNED ? args.scale * g : g;
             if (args.moment != nullptr) { args.moment[to] = weight * moment; }
         }
     }
@@ -277,11 +277,11 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
         if (dq.mask().edge(dq.owner.tile(), n)) { dq.template meet<true>(sums, own, K_tile, n, stage); }
         else { dq.template meet<false>(sums, own, K_tile, n, stage); }
-        if (Kind == FlashBias::Toeplitz) { dq.add_diagonals(n); }
+        if (Dq::Terms::DIAGONALS) { dq.add_diagonals(n); }
     }
     // 6. store
-    if (Kind == FlashBias::Toeplitz) { dq.store_diagonals(); }
-    if (Kind == FlashBias::Fire) { dq.store_fire((double*)slabs.data); }
+    if (Dq::Terms::DIAGONALS) { dq.store_diagonals(); }
+    if (Dq::Terms::PIECES) { dq.store_fire((double*)slabs.data); }
     dq.store_dq(sums);
     dq.store_row_sums(sums, own);
 }

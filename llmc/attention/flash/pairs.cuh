@@ -33,12 +33,6 @@ struct alignas(16) FlashQueries {
     FlashQuery row[FLASH_TILE];
     FlashS from, unused;                                    // S of the token that it is counted from; 16 bytes
 };
-// How many of them each tile has, and which one an owned tile meets
-__host__ __device__ constexpr int flash_variants(FlashBias Kind) { return flash_is_cable(Kind) ? 3 : 1; }
-template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, int owned) {
-    if (flash_variants(Kind) == 1 || streamed == owned) { return FROM_CHUNK; }
-    return streamed > owned ? FROM_FIRST : FROM_LAST;
-}
 // On which side of the queries of tile m the keys of tile n are: 1 left, -1 right, 0 both. Edge: m and n may be equal
 template <bool Causal, bool Edge> __device__ inline float flash_side(int m, int n) {
     if (Edge && m == n) { return 0.0f; }
@@ -48,9 +42,6 @@ template <bool Causal, bool Edge> __device__ inline float flash_side(int m, int 
 // ----------------------------------------------------------------------------------------------------------
 // logits
 
-__host__ __device__ constexpr bool flash_has_S(FlashBias Kind) {
-    return Kind == FlashBias::Linear || flash_is_cable(Kind);
-}
 // B_ij: columns outside the table read its nearest end, and are masked
 __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) {
     const int entry = clamp(args.table_zero + j - i, 0, args.table_entries - 1);
@@ -65,30 +56,55 @@ __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) 
 //   to_query   adds dlogit to the dq kernel's sums over a tile of keys: `sum`, of the row part of dS, and dg
 //   to_key     adds it to the column part of dS, in the dkdv kernel
 //   finish     dg of a query from both sums, when the tile is done
+//   fill       weight and place of query t, S counted from its chunk
 // turned: dlogit, or -dlogit where i < j on a bidirectional diagonal: there each pair has its own sign
 template <FlashBias Kind> struct FlashTerms {
-    float distance[2];                                      // S_i - S_j, of CABLE's biases
+    // What the kernels do for it
+    static constexpr bool PLACES = false;                   // start needs the place of a key
+    static constexpr bool SUMS_ROWS = false;                // dlogit is summed by rows and columns: dS, dg
+    static constexpr bool SIGNED = false;                   // and i < j counts with the other sign
+    static constexpr bool DIAGONALS = false;                // dlogit is summed along the diagonals of a table
+    static constexpr bool PIECES = false;                   // and by the pieces of Fire's f
+    float distance[2];                                      // SUMS_ROWS: S_i - S_j
 
     __device__ static float start(float, const FlashQuery& query, float, float, float) { return query.start; }
     __device__ void gradient(float (&)[2], const FlashQuery (&)[2], bool) {}
     __device__ void to_query(float&, float&, int, float, float, float, float) const {}
     __device__ void to_key(float&, int, float, float, float) const {}
     __device__ static void finish(float&, float, float, float, float) {}
+    __device__ static void fill(FlashQuery&, const FlashArgs&, size_t /*bh*/, size_t /*h*/, size_t /*t*/) {}
 };
 template <> struct FlashTerms<FlashBias::Linear> : FlashTerms<FlashBias::None> {
+    static constexpr bool PLACES = true;
+    __device__ static void fill(FlashQuery& query, const FlashArgs& args, size_t, size_t h, size_t t) {
+        query.weight = args.slopes[h] / args.scale;
+        query.place = (float)t;
+    }
     __device__ static float start(float, const FlashQuery& query, float key, float, float) {
         return query.start - query.weight * fabsf(query.place - key);
     }
 };
 template <> struct FlashTerms<FlashBias::Toeplitz> : FlashTerms<FlashBias::None> {
+    static constexpr bool DIAGONALS = true;
     __device__ static float start(float, const FlashQuery& query, float entry, float, float unit) {
         return query.start + unit * entry;
     }
 };
 template <> struct FlashTerms<FlashBias::Fire> : FlashTerms<FlashBias::None> {
+    static constexpr bool PIECES = true;
+    __device__ static void fill(FlashQuery& query, const FlashArgs& args, size_t, size_t, size_t t) {
+        query.weight = args.inv[t];
+        query.place = args.dnorm[t];
+    }
     __device__ static float start(float B, const FlashQuery& query, float, float, float) { return B + query.start; }
 };
 template <> struct FlashTerms<FlashBias::Distance> : FlashTerms<FlashBias::None> {
+    static constexpr bool PLACES = true, SUMS_ROWS = true;
+    static constexpr bool SIGNED = true;
+    __device__ static void fill(FlashQuery& query, const FlashArgs& args, size_t bh, size_t, size_t t) {
+        query.weight = args.factor_of(bh, (int)t) * args.g[bh * args.stride + t] / args.scale;
+        query.place = args.S_offset[bh * args.stride + t];
+    }
     __device__ static float start(float, const FlashQuery& query, float key, float side, float) {
         float score = query.start;
         if (side == 0.0f) { score -= query.weight * fabsf(query.place - key); }
@@ -106,8 +122,14 @@ template <> struct FlashTerms<FlashBias::Distance> : FlashTerms<FlashBias::None>
     }
 };
 template <> struct FlashTerms<FlashBias::LogDistance> : FlashTerms<FlashBias::None> {
+    static constexpr bool PLACES = true, SUMS_ROWS = true;
     float bend[2];                                          // a / (1 + a^2) of a = h (S_i - S_j)
     float by_g[2];                                          // -dB/dg
+
+    __device__ static void fill(FlashQuery& query, const FlashArgs& args, size_t bh, size_t, size_t t) {
+        query.weight = args.factor_of(bh, (int)t) * args.g[bh * args.stride + t];
+        query.place = args.S_offset[bh * args.stride + t];
+    }
 
     // inside: h = g and w = 1, else h = 1 and w = g, in -w log(1 + (h D)^2). One reciprocal for two; 1e9: their product
     // stays finite
@@ -136,6 +158,13 @@ template <> struct FlashTerms<FlashBias::LogDistance> : FlashTerms<FlashBias::No
     }
 };
 
+// How many FlashQueries each tile has, and which one an owned tile meets
+__host__ __device__ constexpr int flash_variants(FlashBias Kind) { return flash_is_cable(Kind) ? 3 : 1; }
+template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, int owned) {
+    if (flash_variants(Kind) == 1 || streamed == owned) { return FROM_CHUNK; }
+    return streamed > owned ? FROM_FIRST : FROM_LAST;
+}
+
 // Two logits with their gradients
 template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
     float P[2];
@@ -157,7 +186,7 @@ template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
         UNROLL
         for (int k = 0; k < 2; k++) {
             x[k] = scale2 * scores[k];
-            if (flash_is_cable(Kind)) { this->distance[k] = query[k].place - key[k]; }
+            if (this->SUMS_ROWS) { this->distance[k] = query[k].place - key[k]; }
         }
         this->gradient(x, query, inside);
         UNROLL
@@ -313,7 +342,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     }
     // Called by the whole block when the owned tiles are read no more, or if the values have a place of their own
     __device__ void put_own_S() const {
-        if (flash_is_cable(Kind) && threadIdx.x < FLASH_TILE) {
+        if (FlashTerms<Kind>::SUMS_ROWS && threadIdx.x < FLASH_TILE) {
             const FlashQueries* own = block.template queries<Kind>(queries, tile(), FROM_CHUNK);
             const double from = (double)own->from.high + (double)own->from.low;
             own_S[threadIdx.x] = FlashS::of(from + (double)own->row[threadIdx.x].place);
@@ -321,7 +350,8 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     }
     // A streamed tile
     template <FlashInput First, FlashInput Second> __device__ void fetch(int streamed, int stage) const {
-        constexpr bool has_values = First == FLASH_Q || (Kind != FlashBias::None && Kind != FlashBias::Toeplitz);
+        using Terms = FlashTerms<Kind>;
+        constexpr bool has_values = First == FLASH_Q || Terms::PLACES || Terms::PIECES;
         load<First>(streamed_tile(stage), streamed);
         load<Second>(streamed_tile(stage) + TILE_SIZE, streamed);
         const FlashFrom side = flash_from<Kind>(streamed, tile());
@@ -329,7 +359,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
         const int row = threadIdx.x;
         if (has_values && row < FLASH_TILE) {
             cp_async_16(values[stage].row + row, from->row + row, true);
-            if (flash_is_cable(Kind) && row == 0) { cp_async_16(&values[stage].from, &from->from, true); }
+            if (Terms::SUMS_ROWS && row == 0) { cp_async_16(&values[stage].from, &from->from, true); }
         }
         cp_async_commit();
     }
