@@ -1,7 +1,7 @@
 // attention/choose_cpu.cuh -- builds for a CPU choose nothing. But causal attention skips the tiles of keys that the
 // bias has already zeroed: they are found before it runs, and neither read nor computed.
 //
-// The bound is flash/reach.cuh's, in natural units. With j the last key of tile n, all logits of query i in the
+// The bound is flash/bias.cuh's, in natural units. With j the last key of tile n, all logits of query i in the
 // tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij, and its largest logit is at least that of its own key, which
 // has no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their
 // keys, and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping

@@ -28,7 +28,7 @@
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
 //   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
-// Biases that decay without end, unlike the rest: whole tiles have weights of 0 (flash/reach.cuh, choose_cpu.cuh).
+// Biases that decay without end, unlike the rest: whole tiles have weights of 0 (flash/bias.cuh, choose_cpu.cuh).
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }

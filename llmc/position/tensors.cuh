@@ -138,7 +138,7 @@ struct EncodingConfig {
 };
 
 enum class RopeScaling { None, PI, NTK, YaRN, LongRoPE };
-enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/reach.cuh
+enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/bias.cuh
 
 // The encodings of a model, and what a run says of all of them
 struct PositionConfig {

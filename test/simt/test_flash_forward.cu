@@ -1,5 +1,5 @@
 // test_flash_forward.cu -- the tensor-core attention's forward against float64, for every bias; and the bound of
-// flash/reach.cuh against what it leaves out.
+// flash/bias.cuh against what it leaves out.
 //
 // Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its
 // output rounded to bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
@@ -587,7 +587,7 @@ static double largest_skipped(const Problem& p, const Inputs& x, const std::vect
     return worst;
 }
 
-// The spans by the bound of flash/reach.cuh, in float64 and tile by tile
+// The spans by the bound of flash/bias.cuh, in float64 and tile by tile
 static std::vector<FlashSpan> bounded_spans(const Problem& p, const Inputs& x, double tau) {
     std::vector<FlashSpan> span;
     for (int bh = 0; bh < p.B * p.NH; bh++) {

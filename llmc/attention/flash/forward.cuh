@@ -11,7 +11,7 @@
 // After Dao et al. 2022. docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #pragma once
 
-#include "reach.cuh"
+#include "bias.cuh"
 
 // scores (FLASH_ROWS,64) become B over scale of the keys of tile n
 template <bool Causal, bool Edge, FlashBias Kind>

@@ -1,5 +1,4 @@
-// attention/flash/tiles.cuh -- what the tensor-core kernels of attention share: tiles in shared memory as operands of
-// mma.
+// attention/flash/tiles.cuh -- tiles of 64 rows: operands of the tensor cores in shared memory, and which of them meet.
 //
 // In all of flash/, lane = threadIdx.x % 32, group = lane / 4 and pair = lane % 4 (base/ptx.cuh). A warp has 16 of its
 // block's 64 rows. Of these a lane has group + 8 own, own = 0 or 1, and of every 8 columns the two 2 pair + e, e = 0 or
@@ -276,3 +275,100 @@ __device__ inline float quad_sum(float x) {
     x += shuffle_xor(x, 1);
     return x + shuffle_xor(x, 2);
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// which tiles meet
+
+// Which tiles of keys the queries of a tile meet: sinks_begin .. sinks_end-1 and then first .. end-1; none if all the
+// queries are padding. Skips: the bias has spans. Masked: args.mask is obeyed, else there are no sinks.
+//
+// Both ranges end with the queries' own tile, or (bidirectional) continue after it. Sinks to the right of the window
+// are part of the second range, so there is no gap. Both begin at the document of the tile's first query; documents
+// that begin further right do so in the own tile.
+struct FlashReach {
+    int sinks_begin = 0, sinks_end = 0;
+    int first = 0, end = 0;
+
+    // m: the tile of the queries. live: tiles that have tokens
+    template <bool Causal, bool Skips, bool Masked>
+    __device__ static FlashReach of(const FlashArgs& args, int bh, int m, int live) {
+        FlashReach reach;
+        if (m >= live) { return reach; }
+        reach.end = Causal ? m + 1 : live;
+        if (Masked) {
+            const int row = m * FLASH_TILE;
+            const int window = args.mask.window;
+            const int begin = flash_begin(args, bh / args.NH, row);
+            const int sinks = imin(ceil_div(begin + args.mask.sinks, FLASH_TILE), reach.end);
+            reach.first = imax(begin, row - window + 1) / FLASH_TILE;
+            if (!Causal) { reach.end = imin(live, (row + FLASH_TILE - 1 + window - 1) / FLASH_TILE + 1); }
+            reach.end = imax(reach.end, sinks);
+            reach.sinks_end = args.mask.sinks > 0 ? imin(sinks, reach.first) : 0;
+            reach.sinks_begin = imin(begin / FLASH_TILE, reach.sinks_end);
+        }
+        if (Skips && args.span != nullptr) {
+            const FlashSpan span = args.span[(size_t)bh * ceil_div(args.T, FLASH_TILE) + m];
+            reach.sinks_begin = imin(imax(reach.sinks_begin, span.first), reach.sinks_end);
+            reach.first = imax(reach.first, span.first);
+            if (!Causal) { reach.end = imin(reach.end, span.last + 1); }
+        }
+        return reach;
+    }
+    __device__ bool has_sinks() const { return sinks_begin < sinks_end; }
+    __device__ int begin() const { return has_sinks() ? sinks_begin : first; }
+    __device__ int after(int n) const { return n + 1 == sinks_end ? first : n + 1; }       // the next tile
+    __device__ bool gap_after(int n) const { return n + 1 == sinks_end && sinks_end < first; }
+    __device__ bool contains(int n) const { return (n >= first && n < end) || (n >= sinks_begin && n < sinks_end); }
+};
+
+// Their order in the loop of the forward: the queries' own tile, those to its left, the sinks, those to its right. For
+// queries in tile 3, with 6 tiles of tokens, 3 2 1 0 if causal, 3 2 1 0 4 5 if not. Without a mask all but the first
+// are free of hidden pairs, except at the end of the keys.
+template <bool Causal, bool Skips, bool Masked> struct FlashWalk {
+    FlashReach reach;
+    int own;                                // the queries' tile
+    int left, sinks, count;                 // tiles: it and those to its left; the sinks; all
+
+    // tokens: of this sequence
+    __device__ FlashWalk(const FlashArgs& args, int bh, int own, int tokens) : own(own) {
+        reach = FlashReach::of<Causal, Skips, Masked>(args, bh, own, ceil_div(tokens, FLASH_TILE));
+        left = reach.end > 0 ? own - reach.first + 1 : 0;
+        sinks = reach.sinks_end - reach.sinks_begin;
+        count = left + sinks + (reach.end > 0 ? reach.end - own - 1 : 0);
+    }
+    __device__ int tile(int it) const {
+        if ((Causal && !Masked) || it < left) { return own - it; }
+        return it < left + sinks ? reach.sinks_end - 1 - (it - left) : own + 1 + (it - left - sinks);
+    }
+};
+
+// What hides keys from the queries of sequence b: the end of its tokens, the diagonal if Causal, args.mask if Masked
+template <bool Causal, bool Masked> struct FlashMask {
+    const FlashArgs& args;
+    int b, keys;                            // keys: its tokens
+
+    // of query i, for hides: where its document begins
+    __device__ int begin(int i) const { return Masked ? flash_begin(args, b, i) : 0; }
+    __device__ bool hides(int i, int j, int begin) const {
+        return j >= keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
+    }
+    // whether the tiles m of queries and n of keys are on the diagonal or have hidden pairs
+    __device__ bool edge(int m, int n) const {
+        return m == n || (n + 1) * FLASH_TILE > keys || (Masked && cuts(m, n));
+    }
+    __device__ bool cuts(int m, int n) const {              // whether args.mask hides some
+        const int i0 = m * FLASH_TILE, j0 = n * FLASH_TILE;
+        return args.mask.hides_any(i0, i0 + FLASH_TILE, j0, j0 + FLASH_TILE, begin(i0 + FLASH_TILE - 1));
+    }
+    // hidden pairs become -inf. i: the lane's first query, j0: the tile's first key; begin: of the lane's queries
+    __device__ void hide(FlashFragment<FLASH_TILE>& scores, const int (&begin)[FLASH_OWN], int i, int j0) const {
+        const int row = i - j0, end = keys - j0;            // counted from j0: then the columns are constants
+        UNROLL
+        for (int e = 0; e < scores.SIZE; e++) {
+            const int c = scores.column(e);
+            const int r = row + 8 * scores.own(e);
+            if (c >= end || (Causal && c > r)) { scores[e] = -INFINITY; }
+            if (Masked && args.mask.hides(r, c, begin[scores.own(e)] - j0)) { scores[e] = -INFINITY; }
+        }
+    }
+};
