@@ -1,4 +1,4 @@
-// base/ptx.cuh -- a function per instruction of the tensor cores and what feeds them, named after its PTX instruction.
+// base/ptx.cuh -- the instructions of the tensor cores: a function for each and for what feeds them, named after PTX.
 //
 // lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or
 // row in the low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole

@@ -62,7 +62,7 @@ template <> struct FlashPlaces<FlashBias::Linear> {         // S_i = i
     __device__ float slope(int) const { return args.slopes[bh % args.NH] / args.scale; }
 };
 
-// What a tile of keys brings. S_ref is S of flash_reference
+// What a tile of keys brings. S_ref: S of flash_reference
 struct FlashKeyS {
     float S[FLASH_TILE];        // sign (S_j - S_ref)
     float shift[2];             // what makes sign (S_i - S_ref) of the row's sign S_i, in two parts
@@ -84,7 +84,7 @@ template <FlashBias Kind> struct FlashDistances {
     const FlashPlaces<Kind> places;
     const int m;                                            // the queries' tile
     float* stages;
-    float* S;                                               // of the row 8 own: registers are scarce
+    float* S;                                               // in shared memory, of the lane's row 8 own
     const FlashKeyS* keys;                                  // of the current tile
     float slope[FLASH_OWN];
     float from_ref[FLASH_OWN];                              // sign (S_i - S_ref) of the current tile
@@ -104,11 +104,11 @@ template <FlashBias Kind> struct FlashDistances {
     __device__ float2 pair(int k) const { return *(const float2*)(keys->S + 8 * k + flash_lane_column()); }
 };
 
-// CABLE's: S and g are arrays
+// Distance, LogDistance: S and g are arrays of CABLE
 template <FlashBias Kind> struct FlashCable : FlashDistances<Kind> {
-    float S_far = 0.0f, S_near = 0.0f;                      // the thread's key and S_ref, or the other way round
-    double key_origin = 0.0;                                // what they are counted from
-    const double origin;                                    // and the queries
+    float S_left = 0.0f, S_right = 0.0f;                    // S of the thread's key and S_ref: the left token's first
+    double key_origin = 0.0;                                // from which they are counted
+    const double origin;                                    // and from which S of the queries is
     using FlashDistances<Kind>::places, FlashDistances<Kind>::m;
 
     __device__ FlashCable(const FlashArgs& args, int bh, int m, float* shared)
@@ -123,20 +123,20 @@ template <FlashBias Kind> struct FlashCable : FlashDistances<Kind> {
         const int reference = imin(flash_reference(n, m), args.T - 1);
         const float S_key = places.offset(j0 + t < args.T ? j0 + t : j0);
         const float S_ref = reference < 0 ? 0.0f : places.offset(reference);
-        S_far = n > m ? S_ref : S_key;
-        S_near = n > m ? S_key : S_ref;
+        S_left = n > m ? S_ref : S_key;
+        S_right = n > m ? S_key : S_ref;
         key_origin = t == 0 ? places.origin(j0) : 0.0;
     }
     __device__ void put(int stage, const FlashArgs&, int n) const {
         const int t = threadIdx.x;
         FlashKeyS* to = this->stage(stage);
         if (t >= FLASH_TILE) { return; }
-        to->S[t] = S_far - S_near;
+        to->S[t] = S_left - S_right;
         if (t > 0) { return; }
         to->sign = n > m ? -1.0f : 1.0f;
         // Origins and S_ref are added in float64 and handed over in two float32 parts: they cancel in a tile next to
         // the queries', and in one to the right of it the first part cancels with the row's S.
-        const double shift = origin - key_origin - (double)(n > m ? S_far : S_near);
+        const double shift = origin - key_origin - (double)(n > m ? S_left : S_right);
         to->shift[0] = to->sign * (float)shift;
         to->shift[1] = to->sign * (float)(shift - (double)(float)shift);
     }
