@@ -348,7 +348,7 @@ def counts(root):
                 texts[path] = f.read()
     llmc = [path for path in texts if path.startswith("llmc/")]
     includes = {path: {name if path.startswith("dev/") else os.path.normpath(os.path.join(os.path.dirname(path), name))
-                       for name in re.findall(r'^\s*#\s*include\s*"([^"]+)"', texts[path], re.M)}
+                       for name in re.findall(r'^\s*#\s*include\s*"([^"]+)(?<![.]py)"', texts[path], re.M)}
                 for path in texts if path.startswith(("llmc/", "train_", "dev/")) and path.endswith(CPP)}
     below, new = set(), {"train_gpt2.cu"}
     while new:
