@@ -32,17 +32,10 @@
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
-struct BERTConfig {
-    int T = 512;                                        // trained sequence length
-    int V = 30522;                                      // vocabulary
-    int L = 12, NH = 12;                                // layers, heads
-    int C = 768;                                        // channels
-    PositionConfig position;                            // the encoding and its hyperparameters
+struct BERTConfig : ModelConfig {                       // T, V, L, NH, C and the encoding: run/config_json.h
     SpecialTokens special;                              // [CLS], [SEP], [MASK], [PAD]
     double mask_share = 0.15;                           // of the tokens, those to be predicted
-    std::string pooling;                                // that contrastive training has used; empty: none yet
     static constexpr bool causal = false;               // a token sees the whole sequence
-    int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -512,7 +505,7 @@ int bert_main(int argc, char** argv) {
     parse_model(o.model, "bert:", bert_sizes, config);
     BERTData data(run);
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
-    config = resolve_config(o, config, run.source, data.vocab(), BERT_KEYS);
+    resolve_config(o, config, run.source, data.vocab(), BERT_KEYS);
     resolve_bert(run, config);
     if (!o.pairs.empty() && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
     const int group = data.pairs ? data.pairs->group : 1;

@@ -30,16 +30,8 @@
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
-struct GPT2Config {
-    int T = 1024;                                       // trained sequence length
-    int V = 50257;                                      // vocabulary
-    int L = 12, NH = 12;                                // layers, heads
-    int C = 768;                                        // channels
-    bool padded_softmax = false;                        // the softmax sees the padding rows, too (--vocab_softmax)
-    PositionConfig position;                            // the encoding and its hyperparameters
+struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and the encoding: run/config_json.h
     static constexpr bool causal = true;                // a token sees itself and what came before it
-    int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
-    int classes() const { return padded_softmax ? Vp() : V; }           // of the softmax, and rows of wte in files
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -440,7 +432,7 @@ int gpt2_main(int argc, char** argv) {
     parse_model(o.model, "gpt2:", gpt2_sizes, config);
     GPT2Data data(run);
     // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
-    config = resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
+    resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
     resolve_softmax(o, config, run.source);
     resolve_documents(o, config.position, run.source, data.end_of_text());
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);

@@ -83,7 +83,6 @@ void set_number(std::string& s, size_t index, uint64_t value) {
     if (s.size() >= 4 * (index + 1)) { memcpy(&s[4 * index], &n, 4); }
 }
 
-struct FuzzConfig { int T = 64, V = 0, L = 2, NH = 2, C = 8; PositionConfig position; };
 const std::vector<ModelSize> fuzz_sizes = {{"tiny", 2, 2, 8}, {"small", 12, 12, 768}};
 
 // ----------------------------------------------------------------------------------------------------------
@@ -151,7 +150,7 @@ void check_plan(const Options& o) {
     Run r;
     r.o = o;
     r.trains = true;
-    FuzzConfig config;
+    ModelConfig config;
     parse_model(o.model, o.program == GPT2_FLAG ? "gpt2:" : "bert:", fuzz_sizes, config);
     if (o.model.find(',') != std::string::npos) {
         const std::string typed = strprintf("%d,%d,%d", config.L, config.NH, config.C);
@@ -165,7 +164,7 @@ void check_plan(const Options& o) {
         }
         must(digits == typed, "the model is the one that was typed");
     }
-    config = resolve_config(o, config, "", 256, GPT2_KEYS);
+    resolve_config(o, config, "", 256, GPT2_KEYS);
     check_position(config.position);
     plan_steps(r, config, 1000);
     must((int64_t)r.samples * r.o.T == r.o.total_batch && (int64_t)r.micro_batches * r.o.B == r.samples,
@@ -306,7 +305,8 @@ bool fuzz_config(const std::string& bytes) {
         check_config(parse_json(text, "c"), bits & 1 ? bert : gpt2, "c");
     });
     return accepts([&] {
-        const FuzzConfig c = resolve_config(o, FuzzConfig(), dir.path, bits & 8 ? 256 : 0, keys);
+        ModelConfig c;
+        resolve_config(o, c, dir.path, bits & 8 ? 256 : 0, keys);
         must(c.L >= 1 && c.NH >= 1 && c.C >= 1 && c.C % c.NH == 0 && c.V >= 1 && c.V <= MAX_VOCAB && c.T >= 1,
              "a model has a shape");
         must(!(bits & 8) || c.V == 256, "the vocabulary is the data's");
@@ -446,7 +446,8 @@ bool fuzz_bin(const std::string& bytes) {
     const std::string path = dir.path + "/model.bin";
     check_load(path);
     return accepts([&] {
-        const FuzzConfig c = resolve_config(Options(), FuzzConfig(), path, 0, GPT2_KEYS);
+        ModelConfig c;
+        resolve_config(Options(), c, path, 0, GPT2_KEYS);
         const LlmcModel model(path);
         must(c.L == model.L && c.C == model.C && c.V == model.V && c.T == model.max_T && model.V <= model.Vp,
              "the model has the shape of the header");

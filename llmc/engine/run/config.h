@@ -116,8 +116,8 @@ inline std::string sizes_help(const std::vector<ModelSize>& sizes) {
     return wrapped(words, 0, 2) + "\n";
 }
 
-template <class Config>
-void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes, Config& c) {
+inline void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes,
+                        ModelConfig& c) {
     const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
     std::string names;
     Ints shape;
@@ -170,10 +170,10 @@ inline void rebase(const Options& o, const std::string& path, PositionConfig& po
     say_instead(o, strprintf("--rope_theta %.9g", o.rope_theta), "that of " + was, path);
 }
 
-// The model's configuration: `c` from the flags, or that of the checkpoint or weights at `path` (if any), which must
-// agree with the flags and the data. data_vocab: the vocabulary of the data, 0 without data
-template <class Config>
-Config resolve_config(const Options& o, Config c, const std::string& path, int data_vocab, const ConfigKeys& keys) {
+// Sets `c`, which has the flags' shape, to the model of the flags, or that of the checkpoint or weights at `path` (if
+// any), which must agree with the flags and the data. data_vocab: the vocabulary of the data, 0 without data
+inline void resolve_config(const Options& o, ModelConfig& c, const std::string& path, int data_vocab,
+                           const ConfigKeys& keys) {
     c.T = o.T;
     c.V = data_vocab;
     if (path.empty()) {
@@ -182,10 +182,10 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
         parse_rope_scaling(o.rope_scaling, c.position);
         rebase(o, "", c.position);
         resolve_mask(o, c.position, path);
-        return c;
+        return;
     }
     const Json j = read_config(path, keys);
-    const Config asked = c;
+    const ModelConfig asked = c;
     c.L = (int)json_int(j, keys.L, 1, 1024, path);
     c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
     c.C = (int)json_int(j, keys.C, 1, 65536, path);
@@ -219,12 +219,11 @@ Config resolve_config(const Options& o, Config c, const std::string& path, int d
     rebase(o, j.contains("position") ? path : "", c.position);
     mask_from_json(c.position, j, path);
     resolve_mask(o, c.position, path);
-    return c;
 }
 
 // Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
 // contradict.
-template <class Config> void resolve_softmax(Options& o, Config& c, const std::string& path) {
+inline void resolve_softmax(Options& o, ModelConfig& c, const std::string& path) {
     c.padded_softmax = o.vocab_softmax == "padded";
     if (path.empty()) { return; }
     const Json j = read_config(path, GPT2_KEYS);

@@ -8,6 +8,19 @@
 #include "../text/tokenizer.h"
 #include "flags.h"
 
+// A model's shape and encoding, which GPT2Config and BERTConfig derive from
+struct ModelConfig {
+    int T = 1024;                                       // trained sequence length
+    int V = 0;                                          // vocabulary
+    int L = 12, NH = 12;                                // layers, heads
+    int C = 768;                                        // channels
+    bool padded_softmax = false;                        // the softmax sees the padding rows, too (--vocab_softmax)
+    std::string pooling;                                // that contrastive training has used; empty: none yet
+    PositionConfig position;                            // the encoding and its hyperparameters
+    int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
+    int classes() const { return padded_softmax ? Vp() : V; }           // of the softmax, and rows of wte in files
+};
+
 // ----------------------------------------------------------------------------------------------------------
 // the encoding: {"name": "t5_clip", "K": 1023}. All keys are written but a number of 0. If a file lacks a key, it
 // predates the key, and means the value that was fixed at that time.
@@ -287,13 +300,13 @@ inline void set_position_json(Json& config, const PositionConfig& position, int 
 
 // The token that ends a text, at which --generate and transformers' generate() stop: the tokenizer's, or without one
 // GPT-2's; -1: none. tokenizer: may be null
-template <class Config> int end_of_text(const Config& c, const Tokenizer* tokenizer) {
+inline int end_of_text(const ModelConfig& c, const Tokenizer* tokenizer) {
     if (tokenizer != nullptr && tokenizer->eot >= 0) { return tokenizer->eot; }
     return c.V == 50257 ? 50256 : -1;
 }
 
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
-template <class Config> Json gpt2_json(const Config& c, const Tokenizer* tokenizer) {
+inline Json gpt2_json(const ModelConfig& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
                          mask_json(c.position));
     const int end = end_of_text(c, tokenizer);

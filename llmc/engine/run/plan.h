@@ -135,7 +135,7 @@ inline void check_memory(Run& r, const Parameters& p, double activations, double
 
 // The batches of an update and the number of updates. config: the model's; epoch: the samples of one pass over the data
 // (0: no data). A sample is `texts` texts of T tokens; --total_batch counts the tokens of one of them.
-template <class Config> void plan_steps(Run& r, Config& config, uint64_t epoch, int texts = 1) {
+inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     o.T = config.T;
     if (o.tile_skip == "exact") { config.position.tile_skip = TileSkip::Exact; }
@@ -311,8 +311,8 @@ inline int report_check(const Run& r, const Parameters& p, const std::string& ba
 }
 
 // Prints a run's banner, and checks that it fits into memory. activations: bytes for o.B sequences; buffers: for any B
-template <class Config>
-void report_run(Run& r, const Parameters& p, const Config& config, size_t activations, size_t buffers = 0) {
+inline void report_run(Run& r, const Parameters& p, const ModelConfig& config, size_t activations,
+                       size_t buffers = 0) {
     const bool trains = r.trains;
     const PositionConfig& position = config.position;
     const int HS = config.C / config.NH;
