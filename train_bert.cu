@@ -501,11 +501,10 @@ int bert_main(int argc, char** argv) {
     if (o.help) { return print_help("train_bert", bert_help(), BERT_FLAG); }
     // 1 what to do, and with which data
     begin_run(run, uses_bert(o), BERT_USES);
-    BERTConfig config;
-    parse_model(o.model, "bert:", bert_sizes, config);
     BERTData data(run);
-    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
-    resolve_config(o, config, run.source, data.vocab(), BERT_KEYS);
+    // 2 the model, from a checkpoint's config.json and over it the flags, and the tables of its tensors
+    BERTConfig config;
+    settle_config(config, o, {run.source, !run.resumed.empty(), run.trains}, data.vocab());
     resolve_bert(run, config);
     if (!o.pairs.empty() && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
     const int group = data.pairs ? data.pairs->group : 1;

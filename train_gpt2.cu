@@ -428,13 +428,10 @@ int gpt2_main(int argc, char** argv) {
     if (o.help) { return print_help("train_gpt2", gpt2_help(), GPT2_FLAG); }
     // 1 what to do, and with which data
     begin_run(run, uses_gpt2(o), GPT2_USES);
-    GPT2Config config;
-    parse_model(o.model, "gpt2:", gpt2_sizes, config);
     GPT2Data data(run);
-    // 2 the model: its shape, from the flags or from a checkpoint, and the tables of its tensors
-    resolve_config(o, config, run.source, data.vocab(), GPT2_KEYS);
-    resolve_softmax(o, config, run.source);
-    resolve_documents(o, config.position, run.source, data.end_of_text());
+    // 2 the model, from a checkpoint's config.json and over it the flags, and the tables of its tensors
+    GPT2Config config;
+    settle_config(config, o, {run.source, !run.resumed.empty(), run.trains, data.end_of_text()}, data.vocab());
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);
     GPT2 model;
     gpt2_describe(model, config);

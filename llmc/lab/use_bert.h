@@ -240,19 +240,13 @@ struct BERTData : TokenData {
     }
 };
 
-// Settles what resolve_config leaves open: the tokenizer, its special tokens, and the pooling.
+// Settles what settle_config leaves open: the tokenizer, its special tokens, and the pooling.
 template <class Config> void resolve_bert(Run& run, Config& c) {
     Options& o = run.o;
     if (c.V == 0) { c.V = pairs_vocab(o); }
     const int words = c.V == BYTE_VOCAB ? 256 : c.V;
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words);
-    if (!run.source.empty() && !o.is_given("pooling")) {
-        const Json j = read_config(run.source, BERT_KEYS);
-        if (j.contains("pooling")) {
-            set_option(o, "pooling", run.source + ": pooling", json_string(j, "pooling", run.source));
-            c.pooling = o.pooling;
-        }
-    }
+    if (!c.pooling.empty() && !o.is_given("pooling")) { o.pooling = c.pooling; }
     if (!o.pairs.empty() && run.trains) { c.pooling = o.pooling; }
     c.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(c.V);
     c.mask_share = o.mask_share;

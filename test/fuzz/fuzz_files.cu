@@ -83,7 +83,6 @@ void set_number(std::string& s, size_t index, uint64_t value) {
     if (s.size() >= 4 * (index + 1)) { memcpy(&s[4 * index], &n, 4); }
 }
 
-const std::vector<ModelSize> fuzz_sizes = {{"tiny", 2, 2, 8}, {"small", 12, 12, 768}};
 
 // ----------------------------------------------------------------------------------------------------------
 // encodings
@@ -151,7 +150,7 @@ void check_plan(const Options& o) {
     r.o = o;
     r.trains = true;
     ModelConfig config;
-    parse_model(o.model, o.program == GPT2_FLAG ? "gpt2:" : "bert:", fuzz_sizes, config);
+    parse_model(o.model, o.program, config);
     if (o.model.find(',') != std::string::npos) {
         const std::string typed = strprintf("%d,%d,%d", config.L, config.NH, config.C);
         std::string digits;
@@ -164,7 +163,7 @@ void check_plan(const Options& o) {
         }
         must(digits == typed, "the model is the one that was typed");
     }
-    resolve_config(o, config, "", 256, GPT2_KEYS);
+    settle_config(config, r.o, {"", false, true}, 256);
     check_position(config.position);
     plan_steps(r, config, 1000);
     must((int64_t)r.samples * r.o.T == r.o.total_batch && (int64_t)r.micro_batches * r.o.B == r.samples,
@@ -306,7 +305,7 @@ bool fuzz_config(const std::string& bytes) {
     });
     return accepts([&] {
         ModelConfig c;
-        resolve_config(o, c, dir.path, bits & 8 ? 256 : 0, keys);
+        settle_config(c, o, {dir.path}, bits & 8 ? 256 : 0);
         must(c.L >= 1 && c.NH >= 1 && c.C >= 1 && c.C % c.NH == 0 && c.V >= 1 && c.V <= MAX_VOCAB && c.T >= 1,
              "a model has a shape");
         must(!(bits & 8) || c.V == 256, "the vocabulary is the data's");
@@ -447,7 +446,8 @@ bool fuzz_bin(const std::string& bytes) {
     check_load(path);
     return accepts([&] {
         ModelConfig c;
-        resolve_config(Options(), c, path, 0, GPT2_KEYS);
+        Options o;
+        settle_config(c, o, {path}, 0);
         const LlmcModel model(path);
         must(c.L == model.L && c.C == model.C && c.V == model.V && c.T == model.max_T && model.V <= model.Vp,
              "the model has the shape of the header");

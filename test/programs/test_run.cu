@@ -611,7 +611,7 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
         }
         const Outcome other = place.evaluate(step_dir(out, 12), "--rope_scaling none");
         CHECK(other.out != plain);
-        CHECK(contains(other.err, "--rope_scaling none: used instead of " + std::string(k.settled)));
+        CHECK(contains(other.err, "--rope_scaling none, not " + std::string(k.settled) + " as in"));
         // resumed without the flag to the same bits; another stretch is refused
         const auto unbroken = bits(step_dir(out, 12));
         TempDir::remove(step_dir(out, 12));
@@ -681,7 +681,7 @@ TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint",
     CHECK(evaluate(step_dir(out, 12), "--rope_scaling longrope:" + file).out == kept);
     const Outcome yarn = evaluate(step_dir(out, 12), "--rope_scaling yarn:4");
     CHECK(yarn.out != kept);
-    CHECK(contains(yarn.err, "--rope_scaling yarn:4: used instead of longrope:4#"));
+    CHECK(contains(yarn.err, "--rope_scaling yarn:4, not longrope:4#"));
     // 3 resumed to the same bits without the flag, with the file, and once it is gone; other factors are refused
     const auto unbroken = bits(step_dir(out, 12));
     const Flags resume = tune.without("--load").without("--rope_scaling").with("--resume 1");
@@ -796,13 +796,12 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
     const Use plain = evaluate(old, ""), same = evaluate(old, "--rope_theta 10000");
     const Use other = evaluate(old, "--rope_theta 50");
     CHECK(same.record == plain.record);
-    CHECK(!contains(same.err, "used instead"));
+    CHECK(!contains(same.err, " as in "));
     CHECK(!plain.record.contains("rope_theta"));
     CHECK(other.record.at("rope_theta") == 50);
     CHECK(other.record.at("loss") != plain.record.at("loss"));
     CHECK(contains(other.out, "rope:theta=50,p=1,clock=token"));
-    CHECK(contains(other.err, "--rope_theta 50: used instead of that of rope:theta=10000,p=1,clock=token, which " +
-                              old));
+    CHECK(contains(other.err, "--rope_theta 50, not 10000 as in " + old));
     // 2 trained on with it: its checkpoints have it
     const std::string out = place / "long";
     const Flags tune = base.without("--model").set("--load", old).with("--rope_theta 50").set("--out", out);
@@ -822,7 +821,7 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
         REQUIRE(place.run(resume).code == 0);
         check_same(unbroken, bits(step_dir(out, 12)));
         const Flags changed = resume.without("--rope_theta").with("--rope_theta 60");
-        check_refused(place, {changed, {"--rope_theta 60", "rope:theta=50,p=1", "--allow_change rope_theta"}});
+        check_refused(place, {changed, {"--rope_theta 60, not 50 as in", "--allow_change rope_theta"}});
         CHECK(place.run(changed.with("--allow_change rope_theta")).code == 0);
     }
     // 4 a new model, and one whose layers have ropes of several bases
@@ -859,6 +858,54 @@ TEST_CASE("run: a base that does not fit the model is refused", "[run][rope_scal
                           {"edited: rope_theta: expected 10000", "got 500000"}});
 }
 
+TEST_CASE("run: what a flag may do to a checkpoint's value", "[run]") {
+    if (!have_program()) { return; }
+    Place place;
+    const Flags base = place.base.without("--out").with("--model 1,2,32 --T 16 --pos rope");
+    REQUIRE(place.run(base.set("--out", place / "old")).code == 0);
+    const std::string old = step_dir(place / "old", 12);
+    const Flags use = Flags().set("--load", old).with("--generate a --tokens 4");
+    // what the weights need is kept
+    struct Kept { const char *flags, *now, *was; };
+    for (const Kept& k : {Kept{"--model 4,2,32", "--model 4,2,32", "1,2,32"},
+                          Kept{"--pos alibi", "--pos alibi:slopes=press", "rope:theta=10000,p=1,clock=token"},
+                          Kept{"--pos rope:p=0.5", "--pos rope:theta=10000,p=0.5,clock=token",
+                               "rope:theta=10000,p=1,clock=token"},
+                          Kept{"--vocab_softmax padded", "--vocab_softmax padded", "used"}}) {
+        const std::string was = k.was;
+        check_refused(place, {use.with(k.flags), {k.now + (", not " + was + " as in " + old), "weights need " + was}});
+    }
+    // the rest is replaced with a notice; what agrees, and the length, without one
+    for (const char* flags : {"--window 5", "--rope_scaling yarn:2", "--rope_theta 50"}) {
+        const Outcome o = place.run(use.with(flags));
+        CHECK(o.code == 0);
+        CHECK(contains(o.err, flags + std::string(", not ")));
+    }
+    for (const char* flags : {"--T 8", "--model 1,2,32", "--pos rope", "--window 0", "--rope_theta 10000",
+                              "--rope_scaling none", "--vocab_softmax used"}) {
+        const Outcome o = place.run(use.with(flags));
+        CHECK(o.code == 0);
+        CHECK(!contains(o.err, " as in "));
+    }
+    // --resume 1 that finds nothing to resume trains the model of --load, with what the flags replace
+    const std::string out = place / "new";
+    REQUIRE(place.run(base.without("--model").set("--load", old).with("--rope_theta 50 --resume 1").set("--out", out))
+                .code == 0);
+    CHECK(config_of(step_dir(out, 12)).at("position").at("theta") == 50);
+    // layers in turn whose number does not divide the model's, in a new model and in another program's
+    const std::string pos = "rope,none,none", foreign = place / "foreign";
+    Json config = config_of(old);
+    config.erase("position");
+    config["model_type"] = "gpt2";
+    for (const char* key : {"auto_map", "rope_theta"}) { config.erase(key); }
+    io_mkdir(foreign);
+    write_file(foreign + "/config.json", json_text(config));
+    write_file(foreign + "/model.safetensors", read_file(old + "/model.safetensors"));
+    const Flags turns = base.without("--model").without("--pos").set("--pos", pos);
+    check_refused(place, {turns.set("--model", "2,2,32"), {"--pos " + pos, "divides the model's 2, got 3"}});
+    check_refused(place, {turns.set("--load", foreign), {"--pos " + pos, "divides the model's 1, got 3"}});
+}
+
 TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     if (!have_program()) { return; }
     Place place;
@@ -874,22 +921,22 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
     // used without the flags as with them; a different one is accepted with a notice
     const std::string plain = evaluate("").out;
     CHECK(evaluate("--window 5 --sinks 2").out == plain);
-    CHECK(evaluate("--window 5 --sinks 2").err.find("used instead") == std::string::npos);
+    CHECK(evaluate("--window 5 --sinks 2").err.find(" as in ") == std::string::npos);
     const Outcome whole = evaluate("--window 0");
     CHECK(whole.out != plain);
-    CHECK(contains(whole.err, "--window 0 --sinks 0: used instead of 5 and 2"));
+    CHECK(contains(whole.err, "--window 0, not 5 as in " + step_dir(out, 12)));
     CHECK(evaluate("--window 1000").out == whole.out);      // longer than any text
     CHECK(evaluate("--sinks 0").out != plain);
     // layers that take turns: both have it, or only the second one
     CHECK(evaluate("--window 5,5").out == plain);
     const Outcome turns = evaluate("--window 0,5");
-    CHECK(contains(turns.err, "--window 0,5 --sinks 2: used instead of 5 and 2"));
+    CHECK(contains(turns.err, "--window 0,5, not 5 as in"));
     CHECK(turns.out == whole.out);                          // a single layer: the first of them
     // resumed without the flags to the same bits; another window is refused
     const auto unbroken = bits(step_dir(out, 12));
     TempDir::remove(step_dir(out, 12));
     const Flags resume = base.without("--window").without("--sinks").set("--out", out).set("--resume", "1");
-    check_refused(place, {resume.set("--window", "6"), {"--window", "6", "5", "--allow_change window"}});
+    check_refused(place, {resume.set("--window", "6"), {"--window 6, not 5 as in", "--allow_change window"}});
     REQUIRE(place.run(resume).code == 0);
     check_same(unbroken, bits(step_dir(out, 12)));
 }
@@ -912,7 +959,7 @@ TEST_CASE("run: documents that are kept apart are so in the checkpoint", "[run][
     CHECK(evaluate("--document_mask 1").out == plain);
     const Outcome whole = evaluate("--document_mask 0");
     CHECK(whole.out != plain);
-    CHECK(contains(whole.err, "--document_mask 0: used instead of 1"));
+    CHECK(contains(whole.err, "--document_mask 0, not 1 as in"));
     // data whose documents begin with another token
     write_file(place / "other.bin", header_bytes({20240520, 1, 4000, 40, 7}) + bytes_of(ids_below(40, 4000)));
     check_refused(place, {Flags().set("--load", step_dir(out, 12)).set("--val_files", place / "other.bin")
@@ -921,7 +968,8 @@ TEST_CASE("run: documents that are kept apart are so in the checkpoint", "[run][
     const auto unbroken = bits(step_dir(out, 12));
     TempDir::remove(step_dir(out, 12));
     const Flags resume = base.without("--document_mask").set("--out", out).set("--resume", "1");
-    check_refused(place, {resume.set("--document_mask", "0"), {"--document_mask", "--allow_change document_mask"}});
+    check_refused(place, {resume.set("--document_mask", "0"),
+                          {"--document_mask 0, not 1", "--allow_change document_mask"}});
     REQUIRE(place.run(resume).code == 0);
     check_same(unbroken, bits(step_dir(out, 12)));
 }

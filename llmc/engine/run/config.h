@@ -9,86 +9,6 @@
 #include "config_json.h"
 #include "flags.h"
 
-// The notice that a flag replaces what the model of the checkpoint at `path` was trained with; --resume refuses that
-// (check_resumed_options).
-inline void say_instead(const Options& o, const std::string& now, const std::string& was, const std::string& path) {
-    if (o.resume || comm().rank > 0) { return; }
-    say("%s: used instead of %s, which %s was trained with", now.c_str(), was.c_str(), path.c_str());
-}
-
-// --pos for a model from a checkpoint: what the flag says must agree with the checkpoint, and the checkpoint decides
-// the rest. If that is not today's default, a message tells the value.
-inline void check_position(const std::string& flag, const PositionConfig& found, const std::string& path) {
-    const PositionConfig asked = parse_position(flag, found.T_train);
-    bool conflict = asked.name != found.name || asked.pattern != found.pattern;
-    bool differs = false;
-    for (size_t part = 0; !conflict && part < asked.parts.size(); part++) {
-        const Hyperparameters &mine = asked.parts[part].values, &theirs = found.parts[part].values;
-        for (size_t i = 0; i < mine.size(); i++) {
-            const bool same = mine[i] == theirs[i];
-            conflict = conflict || (mine[i].given && !same);
-            differs = differs || !same;
-        }
-    }
-    check(!conflict, "--pos %s: the checkpoint %s was trained with %s", flag.c_str(), path.c_str(),
-          position_text(found).c_str());
-    if (!differs || comm().rank > 0) { return; }
-    say("--pos %s: %s holds %s, which is used", flag.c_str(), path.c_str(), position_text(found).c_str());
-}
-
-// --window and --sinks from the flags, or else, as `position` has them, from the checkpoint at `path` (if any)
-inline void resolve_mask(const Options& o, PositionConfig& position, const std::string& path) {
-    const std::vector<int> windows = position.windows;
-    const int sinks = position.mask.sinks;
-    if (path.empty() || o.is_given("window")) { position.windows = o.window; }
-    if (path.empty() || o.is_given("sinks")) { position.mask.sinks = o.sinks; }
-    else if (!position.has_window()) { position.mask.sinks = 0; }       // --window 0 of a checkpoint that has both
-    check(position.mask.sinks == 0 || position.has_window(), "--sinks %d: expected --window, too: without one every "
-          "key is seen", position.mask.sinks);
-    if (path.empty() || (position.windows == windows && position.mask.sinks == sinks)) { return; }
-    say_instead(o, "--window " + option_text(position.windows) + strprintf(" --sinks %d", position.mask.sinks),
-                option_text(windows) + strprintf(" and %d", sinks), path);
-}
-
-// --document_mask from the flag or the checkpoint at `path` (if any). data: what begins a document there, -1: unknown
-inline void resolve_documents(Options& o, PositionConfig& position, const std::string& path, int data) {
-    int& token = position.mask.end_of_text;
-    const bool found = token >= 0;
-    if (path.empty() || o.is_given("document_mask")) {
-        if (!path.empty() && o.document_mask != found) {
-            say_instead(o, strprintf("--document_mask %d", o.document_mask), found ? "1" : "0", path);
-        }
-        if (!o.document_mask) { token = -1; }
-        else if (!found) { token = data; }
-        check(!o.document_mask || token >= 0, "--document_mask 1: expected shards, whose header names the token that a "
-              "document begins with; text files have none");
-    }
-    o.document_mask = token >= 0;                           // the effective value, for --resume to compare
-    check(token < 0 || data < 0 || data == token, "%s: the data's documents begin with token %d, but those that "
-          "the model was trained with begin with %d", path.c_str(), data, token);
-    check(token < 0 || !position.has("fire"), "--document_mask 1: fire divides by the position in the sequence, which "
-          "continues from document to document; expected another encoding");
-}
-
-// Checks of flags that depend neither on the data nor on the model
-inline void check_before_data(const Options& o) {
-    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
-    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
-          o.threads);
-    check(o.pos.size() <= 2000, "--pos: expected the name of an encoding, got %zu bytes, %.40s...", o.pos.size(),
-          o.pos.c_str());
-    parse_position(o.pos, o.T);
-}
-
-// --pos for a model of L layers
-inline PositionConfig parse_layers(const std::string& text, int T_train, int L) {
-    const PositionConfig position = parse_position(text, T_train);
-    const size_t turns = position.pattern.size();
-    check((size_t)L % turns == 0, "--pos %s: expected a number of layers that divides the model's %d, got %zu",
-          text.c_str(), L, turns);
-    return position;
-}
-
 // The command that writes the files of this pattern, "" if no script of data/ does
 inline std::string data_command(const std::string& pattern, Program program) {
     struct Script { const char *directory, *name, *for_bert; };
@@ -103,26 +23,38 @@ inline std::string data_command(const std::string& pattern, Program program) {
     return "";
 }
 
+// ----------------------------------------------------------------------------------------------------------
 // --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
+
 struct ModelSize { const char* name; int L, NH, C; };
 
+inline const std::vector<ModelSize>& model_sizes(Program program) {
+    static const std::vector<ModelSize> gpt2 = {
+        {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280},
+        {"xl", 48, 25, 1600}, {"d6", 6, 6, 384}, {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280},
+        {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880}, {"d84", 84, 36, 3456}};
+    static const std::vector<ModelSize> bert = {
+        {"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
+    return program == BERT_FLAG ? bert : gpt2;
+}
+
 // The sizes as --help shows them
-inline std::string sizes_help(const std::vector<ModelSize>& sizes) {
+inline std::string sizes_help(Program program) {
     Names words = words_of("Sizes for --model, with their layers, heads and channels:");
-    for (const ModelSize& m : sizes) {
-        const char* end = &m == &sizes.back() ? "" : ";";
+    for (const ModelSize& m : model_sizes(program)) {
+        const char* end = &m == &model_sizes(program).back() ? "" : ";";
         words.push_back(strprintf("%s %d,%d,%d%s", m.name, m.L, m.NH, m.C, end));
     }
     return wrapped(words, 0, 2) + "\n";
 }
 
-inline void parse_model(const std::string& text, const std::string& prefix, const std::vector<ModelSize>& sizes,
-                        ModelConfig& c) {
+inline void parse_model(const std::string& text, Program program, ModelConfig& c) {
+    const std::string prefix = program == BERT_FLAG ? "bert:" : "gpt2:";
     const std::string name = text.compare(0, prefix.size(), prefix) == 0 ? text.substr(prefix.size()) : text;
     std::string names;
     Ints shape;
     if (!parse_value(text, any(), shape)) { shape.clear(); }
-    for (const ModelSize& s : sizes) {
+    for (const ModelSize& s : model_sizes(program)) {
         names += s.name + std::string(", ");
         if (name == s.name) { shape = {s.L, s.NH, s.C}; }
     }
@@ -137,66 +69,149 @@ inline void parse_model(const std::string& text, const std::string& prefix, cons
           c.C, text.c_str());
 }
 
-// --rope_scaling for a model whose checkpoint at `path` has a stretch already: a kind without a factor takes the
-// checkpoint's, and a different stretch must have the same original length.
-inline void restretch(const Options& o, const std::string& path, PositionConfig& position) {
-    const PositionConfig found = position;
-    parse_rope_scaling(o.rope_scaling, position);
-    check(position.T_original == found.T_original, "--rope_scaling %s: expected original_max_position_embeddings %d, "
-          "the original length of %s, got %d", o.rope_scaling.c_str(), found.T_original, path.c_str(),
-          position.T_original);
-    if (found.scaling == RopeScaling::None) { return; }
-    if (position.scaling == found.scaling && position.scaling_factor == 0) {
-        position.scaling_factor = found.scaling_factor;
-    }
-    const std::string now = rope_scaling_text(position), was = rope_scaling_text(found);
-    if (now != was) { say_instead(o, "--rope_scaling " + now, was, path); }
+// Checks of flags that depend neither on the data nor on the model
+inline void check_before_data(const Options& o) {
+    const int cores = (int)sysconf(_SC_NPROCESSORS_ONLN), most = std::max(64, 4 * cores);
+    check(o.threads <= most, "--threads: expected at most %d on this machine of %d cores, got %d", most, cores,
+          o.threads);
+    check(o.pos.size() <= 2000, "--pos: expected the name of an encoding, got %zu bytes, %.40s...", o.pos.size(),
+          o.pos.c_str());
+    parse_position(o.pos, o.T);
+    ModelConfig shape;
+    parse_model(o.model, o.program, shape);
 }
 
-// --rope_theta: the base of all ropes. path: the checkpoint, if any, that was trained with position's
-inline void rebase(const Options& o, const std::string& path, PositionConfig& position) {
-    if (o.rope_theta == 0) { return; }
-    check(position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
-          position.name.c_str());
-    for (const EncodingConfig& c : position.parts) {
-        const bool free = c.name != "rope" || !path.empty() || !c.values[0].given;
-        check(free, "--rope_theta %.9g: --pos %s gives rope a base, too", o.rope_theta, o.pos.c_str());
-    }
-    const std::string was = position_text(position);
-    if (!set_rope_theta(position, o.rope_theta) || path.empty()) { return; }
-    check(!o.resume || o.may_change("rope_theta"), "--rope_theta %.9g: the run to be resumed had %s (%s); give that, "
-          "or --allow_change rope_theta", o.rope_theta, was.c_str(), path.c_str());
-    position.other_theta = o.rope_theta;
-    say_instead(o, strprintf("--rope_theta %.9g", o.rope_theta), "that of " + was, path);
-}
+// ----------------------------------------------------------------------------------------------------------
+// the model of a run: the config.json of the checkpoint or other weights that it begins with, and over that the flags.
+// Each row of model_settings is a flag; a row may read what the rows before it have set.
 
-// Sets `c`, which has the flags' shape, to the model of the flags, or that of the checkpoint or weights at `path` (if
-// any), which must agree with the flags and the data. data_vocab: the vocabulary of the data, 0 without data
-inline void resolve_config(const Options& o, ModelConfig& c, const std::string& path, int data_vocab,
-                           const ConfigKeys& keys) {
-    c.T = o.T;
-    c.V = data_vocab;
-    if (path.empty()) {
-        c.position = parse_layers(o.pos, c.T, c.L);
-        c.position.T_original = c.T;
-        parse_rope_scaling(o.rope_scaling, c.position);
-        rebase(o, "", c.position);
-        resolve_mask(o, c.position, path);
+// Where the model comes from
+struct ModelSource {
+    std::string path;                   // of a checkpoint or other weights; "": the model is new
+    bool resumed = false;               // the checkpoint of the run itself
+    bool trains = false;
+    int end_of_text = -1;               // the token that begins a document of the data; -1: unknown
+    bool foreign = false;               // another program's, whose config.json has no "position"
+};
+
+// What a flag may do to the value that a checkpoint has. KEEPS: nothing, as the weights need it. REPLACES: change it,
+// with a notice, but in a resumed run only by --allow_change. CHOOSES: change it without a word.
+enum OnLoad { KEEPS, REPLACES, CHOOSES };
+
+struct ModelSetting {
+    const char* flag;
+    OnLoad on_load;
+    std::string (*text)(const ModelConfig&);                                    // its value, as the flag has it
+    void (*set)(ModelConfig&, const Options&, const ModelSource&);              // to the flag's
+};
+
+// --pos. What it does not say is as in the checkpoint; if that is not today's default, a message says so.
+inline void set_position(ModelConfig& c, const Options& o, const ModelSource& from) {
+    PositionConfig& p = c.position;
+    if (from.path.empty()) {
+        p = parse_position(o.pos, c.T);
+        p.T_original = c.T;
+    }
+    if (from.path.empty() || from.foreign) {                    // config_from_json has parsed it for a foreign model
+        const size_t turns = p.pattern.size();
+        check((size_t)c.L % turns == 0, "--pos %s: expected a number of layers that divides the model's %d, got %zu",
+              o.pos.c_str(), c.L, turns);
         return;
     }
-    const Json j = read_config(path, keys);
-    const ModelConfig asked = c;
-    c.L = (int)json_int(j, keys.L, 1, 1024, path);
-    c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
-    c.C = (int)json_int(j, keys.C, 1, 65536, path);
-    c.V = (int)json_int(j, keys.V, 1, MAX_VOCAB, path);
-    if (j.contains("vocab_used")) { c.V = (int)json_int(j, "vocab_used", 1, c.V, path); }    // the rest is padding
-    const int trained = (int)json_int(j, keys.T, 1, INT32_MAX, path);
-    check(c.C % c.NH == 0, "%s: %s %d does not divide %s %d", path.c_str(), keys.NH, c.NH, keys.C, c.C);
-    const bool same_shape = c.L == asked.L && c.NH == asked.NH && c.C == asked.C;
-    check(!o.is_given("model") || same_shape, "--model %s: %s holds a model of %d,%d,%d", o.model.c_str(),
-          path.c_str(), c.L, c.NH, c.C);
-    const bool bytes = data_vocab == (strcmp(keys.type, BERT_KEYS.type) == 0 ? BYTE_VOCAB : 256);
+    const std::string was = position_text(p);
+    PositionConfig flag = parse_position(o.pos, p.T_train);
+    const bool differs = position_text(flag) != was, same = flag.name == p.name && flag.pattern == p.pattern;
+    for (size_t part = 0; same && part < flag.parts.size(); part++) {
+        for (size_t i = 0; i < flag.parts[part].values.size(); i++) {
+            Hyperparameter& h = flag.parts[part].values[i];
+            if (!h.given) { h.value = p.parts[part].values[i].value; }
+        }
+    }
+    p.name = flag.name;
+    p.parts = flag.parts;
+    p.pattern = flag.pattern;
+    if (!differs || position_text(p) != was || comm().rank > 0) { return; }
+    say("--pos %s: %s holds %s, which is used", o.pos.c_str(), from.path.c_str(), was.c_str());
+}
+
+// --rope_scaling. Over a checkpoint, a kind without a factor takes the checkpoint's, and the original length stays. In
+// training, a model has one factor.
+inline void set_rope_scaling(ModelConfig& c, const Options& o, const ModelSource& from) {
+    PositionConfig& p = c.position;
+    const PositionConfig found = p;
+    parse_rope_scaling(o.rope_scaling, p);
+    check(from.path.empty() || p.T_original == found.T_original, "--rope_scaling %s: expected "
+          "original_max_position_embeddings %d, the original length of %s, got %d", o.rope_scaling.c_str(),
+          found.T_original, from.path.c_str(), p.T_original);
+    if (p.scaling == RopeScaling::None || p.scaling_factor > 0) { return; }
+    if (p.scaling == found.scaling) { p.scaling_factor = found.scaling_factor; }
+    else if (from.trains) { p.scaling_factor = std::max(1.0, (double)c.T / p.original_length()); }
+}
+
+// The base of all ropes, or the encodings if their bases differ
+inline std::string rope_theta_text(const ModelConfig& c) {
+    const double theta = rope_theta(c.position);
+    return theta > 0 ? strprintf("%.9g", theta) : position_text(c.position);
+}
+
+inline void set_base(ModelConfig& c, const Options& o, const ModelSource& from) {
+    if (o.rope_theta == 0) { return; }
+    check(c.position.has("rope"), "--rope_theta %.9g: only rope has a base, and the encoding is %s", o.rope_theta,
+          c.position.name.c_str());
+    const bool trained = !from.path.empty() && !from.foreign;
+    for (const EncodingConfig& part : c.position.parts) {
+        check(trained || part.name != "rope" || !part.values[0].given, "--rope_theta %.9g: --pos %s gives rope a base, "
+              "too", o.rope_theta, o.pos.c_str());
+    }
+    const bool changed = set_rope_theta(c.position, o.rope_theta);
+    if (changed && trained && !from.trains) { c.position.other_theta = o.rope_theta; }
+}
+
+// --document_mask: config.json has the token that begins a document.
+inline void set_documents(ModelConfig& c, const Options& o, const ModelSource& from) {
+    int& token = c.position.mask.end_of_text;
+    if (!o.document_mask) { token = -1; }
+    else if (token < 0) { token = from.end_of_text; }
+    check(!o.document_mask || token >= 0, "--document_mask 1: expected shards, whose header names the token that a "
+          "document begins with; text files have none");
+}
+
+inline const ModelSetting model_settings[] = {
+    {"model", KEEPS, [](const ModelConfig& c) { return strprintf("%d,%d,%d", c.L, c.NH, c.C); },
+     [](ModelConfig& c, const Options& o, const ModelSource&) { parse_model(o.model, o.program, c); }},
+    {"T", CHOOSES, [](const ModelConfig& c) { return std::to_string(c.T); },
+     [](ModelConfig& c, const Options& o, const ModelSource&) { c.T = o.T; }},
+    {"pos", KEEPS, [](const ModelConfig& c) { return position_text(c.position); }, set_position},
+    {"rope_scaling", REPLACES, [](const ModelConfig& c) { return rope_scaling_text(c.position); }, set_rope_scaling},
+    {"rope_theta", REPLACES, rope_theta_text, set_base},
+    {"window", REPLACES, [](const ModelConfig& c) { return option_text(c.position.windows); },
+     [](ModelConfig& c, const Options& o, const ModelSource&) {
+         c.position.windows = o.window;
+         if (!c.position.has_window()) { c.position.mask.sinks = 0; }
+     }},
+    {"sinks", REPLACES, [](const ModelConfig& c) { return std::to_string(c.position.mask.sinks); },
+     [](ModelConfig& c, const Options& o, const ModelSource&) { c.position.mask.sinks = o.sinks; }},
+    {"document_mask", REPLACES, [](const ModelConfig& c) { return option_text(c.position.mask.by_document()); },
+     set_documents},
+    {"vocab_softmax", KEEPS, [](const ModelConfig& c) { return std::string(c.padded_softmax ? "padded" : "used"); },
+     [](ModelConfig& c, const Options& o, const ModelSource&) { c.padded_softmax = o.vocab_softmax == "padded"; }}};
+
+// A flag says `now`, the checkpoint had `was`: an error unless the flag may replace it. Returns the notice, or "".
+inline std::string difference_text(const ModelSetting& row, const Options& o, const ModelSource& from,
+                                   const std::string& was, const std::string& now) {
+    const bool free = row.on_load == CHOOSES || (from.foreign && row.set == set_base);
+    if (was == now || from.path.empty() || free) { return ""; }
+    const std::string text = strprintf("--%s %s, not %s as in %s", row.flag, now.c_str(), was.c_str(),
+                                       from.path.c_str());
+    check(row.on_load != KEEPS, "%s; the weights need %s", text.c_str(), was.c_str());
+    check(!from.resumed || o.may_change(row.flag), "%s: give that to resume it, or --allow_change %s", text.c_str(),
+          row.flag);
+    return text;
+}
+
+// The model's vocabulary, c.V, must have room for the data's; 0: there is no data
+inline void check_vocabulary(const ModelConfig& c, const Options& o, const std::string& path, int data_vocab) {
+    const bool bytes = data_vocab == (o.program == BERT_FLAG ? BYTE_VOCAB : 256);
     check(data_vocab == c.V || (data_vocab < c.V && !bytes),
           "--train_files, --val_files: the data has a vocabulary of %d, the model in %s one of %d", data_vocab,
           path.c_str(), c.V);
@@ -204,38 +219,47 @@ inline void resolve_config(const Options& o, ModelConfig& c, const std::string& 
         say("%s: the model has %d rows for the %d tokens of the data; its softmax is over all of them", path.c_str(),
             c.V, data_vocab);
     }
-    if (!o.is_given("T")) { c.T = trained; }
-    if (j.contains("position")) {
-        c.position = position_from_json(j["position"], trained, path);
-        check_version(j, c.position, path);
-        if (o.is_given("pos")) { check_position(o.pos, c.position, path); }
-    } else {                    // a model of another program: learned positions, unless another encoding is requested
-        c.position = parse_layers(o.is_given("pos") ? o.pos : "learned", trained, c.L);
-    }
-    c.position.T_original = trained;
-    if (j.contains("rope_scaling")) { rope_scaling_from_json(j["rope_scaling"], c.position, path); }
-    if (o.is_given("rope_scaling")) { restretch(o, path, c.position); }
-    check_rope_theta(j, c.position, path);
-    rebase(o, j.contains("position") ? path : "", c.position);
-    mask_from_json(c.position, j, path);
-    resolve_mask(o, c.position, path);
 }
 
-// Which rows the softmax sees: as --vocab_softmax says, or the checkpoint at `path` (if any), which it must not
-// contradict.
-inline void resolve_softmax(Options& o, ModelConfig& c, const std::string& path) {
-    c.padded_softmax = o.vocab_softmax == "padded";
-    if (path.empty()) { return; }
-    const Json j = read_config(path, GPT2_KEYS);
-    const bool padded = j.contains("vocab_softmax") && json_string(j, "vocab_softmax", path) == "padded";
-    const std::string found = padded ? "padded" : "used";
-    check(!o.is_given("vocab_softmax") || o.vocab_softmax == found,
-          "--vocab_softmax %s: the model in %s was trained with %s", o.vocab_softmax.c_str(), path.c_str(),
-          found.c_str());
-    check(!padded || json_int(j, "vocab_size", 1, MAX_VOCAB, path) == c.Vp(),
-          "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V, c.Vp());
-    o.vocab_softmax = found;
-    c.padded_softmax = padded;
+// Settles the model of a run, and in `o` the values that its flags have in effect, for --resume to compare. data_vocab:
+// the vocabulary of the data, 0 without data
+inline void settle_config(ModelConfig& c, Options& o, ModelSource from, int data_vocab) {
+    const std::string& path = from.path;
+    c.V = data_vocab;
+    if (!path.empty()) {
+        const ConfigKeys& keys = o.program == BERT_FLAG ? BERT_KEYS : GPT2_KEYS;
+        const Json j = read_config(path, keys);
+        from.foreign = !j.contains("position");                 // then it has learned positions, unless --pos says more
+        config_from_json(c, j, keys, o.is_given("pos") ? o.pos : "learned", path);
+        check_vocabulary(c, o, path, data_vocab);
+    }
+    Names notices;
+    for (const ModelSetting& row : model_settings) {
+        if (!path.empty() && !o.is_given(row.flag)) { continue; }
+        const std::string was = row.text(c);
+        row.set(c, o, from);
+        notices.push_back(difference_text(row, o, from, was, row.text(c)));
+    }
+    PositionConfig& p = c.position;
+    const int token = p.mask.end_of_text;
+    check(p.mask.sinks == 0 || p.has_window(), "--sinks %d: expected --window, too: without one every key is seen",
+          p.mask.sinks);
+    check(token < 0 || from.end_of_text < 0 || from.end_of_text == token, "%s: the data's documents begin with token "
+          "%d, but those that the model was trained with begin with %d", path.c_str(), from.end_of_text, token);
+    check(token < 0 || !p.has("fire"), "--document_mask 1: fire divides by the position in the sequence, which "
+          "continues from document to document; expected another encoding");
+    const int reach = position_max_length(p);
+    check(c.T <= reach, "--T %d: %s has no positions beyond %d", c.T, p.name.c_str(), reach);
+    for (const std::string& notice : notices) {
+        if (!notice.empty() && comm().rank == 0) { say("%s", notice.c_str()); }
+    }
+    if (from.trains && !from.resumed && !p.has("learned")) { p.T_train = c.T; }
+    o.T = c.T;
+    o.rope_scaling = rope_scaling_text(p);
+    o.window = p.windows;
+    o.sinks = p.mask.sinks;
+    o.document_mask = p.mask.by_document();
+    o.vocab_softmax = c.padded_softmax ? "padded" : "used";
 }
 
 // ----------------------------------------------------------------------------------------------------------

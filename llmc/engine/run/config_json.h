@@ -328,6 +328,32 @@ template <class Config> Json bert_json(const Config& c) {
     return j;
 }
 
+// Sets `c` to the model at `path`, whose config.json is `j`. `positions` are the encodings of one without "position",
+// which another program wrote.
+inline void config_from_json(ModelConfig& c, const Json& j, const ConfigKeys& keys, const std::string& positions,
+                             const std::string& path) {
+    c.L = (int)json_int(j, keys.L, 1, 1024, path);
+    c.NH = (int)json_int(j, keys.NH, 1, 65536, path);
+    c.C = (int)json_int(j, keys.C, 1, 65536, path);
+    c.T = (int)json_int(j, keys.T, 1, INT32_MAX, path);
+    check(c.C % c.NH == 0, "%s: %s %d does not divide %s %d", path.c_str(), keys.NH, c.NH, keys.C, c.C);
+    const int rows = c.V = (int)json_int(j, keys.V, 1, MAX_VOCAB, path);
+    if (j.contains("vocab_used")) { c.V = (int)json_int(j, "vocab_used", 1, rows, path); }      // the rest is padding
+    c.padded_softmax = j.contains("vocab_softmax") && json_string(j, "vocab_softmax", path) == "padded";
+    check(!c.padded_softmax || rows == c.Vp(), "%s: vocab_size: expected vocab_used %d padded to %d", path.c_str(), c.V,
+          c.Vp());
+    const bool ours = j.contains("position");
+    c.position = ours ? position_from_json(j["position"], c.T, path) : parse_position(positions, c.T);
+    if (ours) { check_version(j, c.position, path); }
+    c.position.T_original = c.T;
+    if (j.contains("rope_scaling")) { rope_scaling_from_json(j["rope_scaling"], c.position, path); }
+    check_rope_theta(j, c.position, path);
+    mask_from_json(c.position, j, path);
+    const std::string pooling = j.contains("pooling") ? json_string(j, "pooling", path) : "";
+    check(pooling.empty() || parse_value(pooling, one_of("mean|cls"), c.pooling), "%s: pooling: expected mean|cls, got "
+          "'%s'", path.c_str(), printable(pooling).c_str());
+}
+
 // tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
 // special token is byte 0, which text does not contain. Spelled U+0100, it would be found in texts with this character.
 inline Json byte_tokenizer_json(bool bert) {

@@ -8,15 +8,6 @@
 // ----------------------------------------------------------------------------------------------------------
 // batches and memory
 
-// A model in training has one base and one factor. The effective value goes into --rope_scaling, for --resume.
-inline void plan_rope_scaling(Run& r, PositionConfig& position) {
-    if (r.trains) { position.other_theta = 0; }
-    if (position.scaling != RopeScaling::None && r.trains && position.scaling_factor == 0) {
-        position.scaling_factor = std::max(1.0, (double)r.o.T / position.original_length());
-    }
-    r.o.rope_scaling = rope_scaling_text(position);
-}
-
 // Whether this is a plan for ranks that are not started, perhaps on another machine: --check --ranks N
 inline bool plans_ahead(const Run& r) {
     return r.o.check && r.trains && comm().size == 1 && r.o.is_given("ranks");
@@ -137,15 +128,8 @@ inline void check_memory(Run& r, const Parameters& p, double activations, double
 // (0: no data). A sample is `texts` texts of T tokens; --total_batch counts the tokens of one of them.
 inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
-    o.T = config.T;
     if (o.tile_skip == "exact") { config.position.tile_skip = TileSkip::Exact; }
     if (o.tile_skip == "off") { config.position.tile_skip = TileSkip::Off; }
-    const int reach = position_max_length(config.position);
-    check(o.T <= reach, "--T %d: %s has no positions beyond %d", o.T, config.position.name.c_str(), reach);
-    if (r.trains && r.resumed.empty() && !config.position.has("learned")) { config.position.T_train = o.T; }
-    plan_rope_scaling(r, config.position);
-    o.window = config.position.windows;                             // the effective value, for --resume to compare
-    o.sinks = config.position.mask.sinks;
     r.largest_batch = o.B < 0;
     check(o.B > 0 || (r.trains && o.total_batch > 0), "--B -1: takes the most sequences that divide "
           "--total_batch, in training: give both, or a number");
@@ -168,19 +152,11 @@ inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// --help, and the sizes that --model knows by name
-
-inline const std::vector<ModelSize> gpt2_sizes = {      // name, L, NH, C
-    {"tiny", 6, 8, 512}, {"small", 12, 12, 768}, {"medium", 24, 16, 1024}, {"large", 36, 20, 1280},
-    {"xl", 48, 25, 1600}, {"d6", 6, 6, 384}, {"d12", 12, 12, 768}, {"d24", 24, 16, 1024}, {"d36", 36, 20, 1280},
-    {"d48", 48, 25, 1600}, {"d60", 60, 30, 1920}, {"d72", 72, 30, 2880}, {"d84", 84, 36, 3456}};
-
-inline const std::vector<ModelSize> bert_sizes = {      // name, L, NH, C
-    {"tiny", 2, 2, 128}, {"mini", 4, 4, 256}, {"small", 4, 8, 512}, {"base", 12, 12, 768}};
+// --help
 
 inline std::string gpt2_help() {
     return "Trains, evaluates and samples a GPT-2 with any of these encodings (--pos):\n" + position_help() + "\n" +
-           sizes_help(gpt2_sizes) + "\n"
+           sizes_help(GPT2_FLAG) + "\n"
            "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
            "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 \\\n"
            "               --steps 2000 --lr 1e-3 --warmup 100 --final_lr 0.1 --pos cable \\\n"
@@ -193,7 +169,7 @@ inline std::string gpt2_help() {
 
 inline std::string bert_help() {
     return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
-           "\n" + sizes_help(bert_sizes) + "\n"
+           "\n" + sizes_help(BERT_FLAG) + "\n"
            "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
            "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 \\\n"
            "               --B 16 --steps 1000 --lr 2e-3 --warmup 100 --final_lr 0.1 \\\n"
