@@ -474,17 +474,25 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
-        // 3 the gradient of a batch, and the update
-        const double start = start_step(run);
+        // 3 the gradient of a batch
+        StepRecord step = start_step(run);
         const StepGradient gradient = step_gradient();
         double tokens_done = (double)o.total_batch;
         if (pairs != nullptr) { tokens_done = std::accumulate(batch.lengths.begin(), batch.lengths.end(), 0.0); }
         if (batch.swapped > 0) {
-            const int64_t step = run.state.step + run.log->first_update;
-            run.log->record({{"kind", "swap"}, {"step", step}, {"groups", batch.swapped}});
+            run.log->record({{"kind", "swap"}, {"step", step.step + run.log->first_update}, {"groups", batch.swapped}});
             swapped += batch.swapped;
         }
-        finish_step(run, model, gradient, start, tokens_done, flops);
+        // 4 the update: the guard may skip it; a gradient longer than --clip is shortened; AdamW
+        step.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, step.step);
+        if (judge_step(run, model, gradient, step)) {
+            const double scale = o.clip > 0 && gradient.norm > o.clip ? o.clip / gradient.norm : 1.0;
+            const AdamW adamw = {(float)step.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
+                                 (float)scale, (int)++run.state.updates, (uint64_t)o.seed};
+            update_parameters(model, gradient.grads, adamw);
+        }
+        // 5 the console and the logs
+        report_step(run, step, tokens_done, flops);
     }
     buffers.release();
     acts.release();

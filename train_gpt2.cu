@@ -395,11 +395,6 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     const int T = acts.T;
     const double flops = token_flops(model, T);
     std::vector<int> tokens((size_t)run.my_samples * T), targets(tokens.size());        // (my_samples,T): this rank's
-    const auto step_gradient = [&] {
-        fill_batch(*data.train, T, run.sample(0), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(),
-                   targets.data());
-        return gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches, o.recompute);
-    };
     catch_signals();
     activations_allocate(acts);
     for (;;) {
@@ -414,10 +409,22 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
         // 2 a checkpoint, and the end when this was the last step or a signal has come
         const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
         if (code >= 0) { acts.release(); return code; }
-        // 3 the gradient of a batch, and the update
-        const double start = start_step(run);
-        const StepGradient gradient = step_gradient();
-        finish_step(run, model, gradient, start, (double)o.total_batch, flops);
+        // 3 the gradient of a batch
+        StepRecord step = start_step(run);
+        fill_batch(*data.train, T, run.sample(0), run.my_samples, (uint64_t)o.seed, !o.overfit, tokens.data(),
+                   targets.data());
+        const StepGradient gradient = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches,
+                                                    o.recompute);
+        // 4 the update: the guard may skip it; a gradient longer than --clip is shortened; AdamW
+        step.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, step.step);
+        if (judge_step(run, model, gradient, step)) {
+            const double scale = o.clip > 0 && gradient.norm > o.clip ? o.clip / gradient.norm : 1.0;
+            const AdamW adamw = {(float)step.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
+                                 (float)scale, (int)++run.state.updates, (uint64_t)o.seed};
+            update_parameters(model, gradient.grads, adamw);
+        }
+        // 5 the console and the logs
+        report_step(run, step, (double)o.total_batch, flops);
     }
 }
 

@@ -295,51 +295,49 @@ inline int leave_use(const Run& r) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the end of a step
+// a step; its gradient and its update stand in the trainer's loop
 
-// Called when a step begins; --profile measures kernels from here on.
-inline double start_step(const Run& r) {
-    if (r.o.profile == r.state.step + 1) { profile_begin(); }
-    return wall_seconds();
+// Begins step r.state.step; --profile measures kernels from here on.
+inline StepRecord start_step(const Run& r) {
+    StepRecord s;
+    s.step = r.state.step;
+    if (r.o.profile == s.step + 1) { profile_begin(); }
+    s.start = wall_seconds();
+    return s;
 }
 
-// Judges and applies the gradient of a step that began at `start` (wall_seconds), and reports and counts the step.
-// tokens: in the step; token_flops: see flops_per_token in gpu.h
-inline void finish_step(Run& r, Parameters& p, const StepGradient& gradient, double start, double tokens,
-                        double token_flops) {
-    const Options& o = r.o;
-    StepRecord s;
+// Whether the update of a step is to be applied; if not, s.skipped says why.
+inline bool judge_step(Run& r, Parameters& p, const StepGradient& gradient, StepRecord& s) {
     s.loss = gradient.loss;
     s.norm = gradient.norm;
-    s.step = r.state.step;
-    s.mem = (double)device_memory_used();
-    s.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, s.step);
-    const bool asked = gradient.targets > 0;                    // false: there is nothing to learn or to judge
-    const Verdict verdict = asked ? r.state.guard.judge(s.loss, s.norm) : Verdict{true, "", NAN, NAN};
-    if (!asked) {
+    if (gradient.targets == 0) {                                // there is nothing to learn or to judge
         s.skipped = "nothing to predict in any sequence of this step";
-    } else if (verdict.skip) {
-        // a loss that is not finite leaves no gradient that is
-        const std::string bad = std::isfinite(s.loss) ? first_bad_tensor(p, gradient.grads) : "";
-        s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
-    } else {
-        r.state.updates++;
-        const double scale = o.clip > 0 && s.norm > o.clip ? o.clip / s.norm : 1.0;
-        const AdamW adamw = {(float)s.lr, (float)o.beta1, (float)o.beta2, (float)o.eps, (float)o.weight_decay,
-                             (float)scale, (int)r.state.updates, (uint64_t)o.seed};
-        update_parameters(p, gradient.grads, adamw);
+        return false;
     }
-    const double seconds = wall_seconds() - start;
-    const std::string kernels = profile.on ? profile_end(start) : "";
+    const Verdict verdict = r.state.guard.judge(s.loss, s.norm);
+    s.loss_z = verdict.loss_z;
+    s.norm_z = verdict.norm_z;
+    if (!verdict.skip) { return true; }
+    // a loss that is not finite leaves no gradient that is
+    const std::string bad = std::isfinite(s.loss) ? first_bad_tensor(p, gradient.grads) : "";
+    s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
+    return false;
+}
+
+// Reports a step, whose update is done or skipped, and counts it. tokens: in the step; token_flops: see flops_per_token
+// in gpu.h
+inline void report_step(Run& r, StepRecord& s, double tokens, double token_flops) {
+    const Options& o = r.o;
+    const double seconds = wall_seconds() - s.start;
+    const std::string kernels = profile.on ? profile_end(s.start) : "";
     r.step_seconds = s.step == r.first_step ? seconds : 0.95 * r.step_seconds + 0.05 * seconds;
     s.ms = 1e3 * seconds;
     s.tok_per_s = tokens / seconds;
+    s.mem = (double)device_memory_used();
     if (r.gpu.sms > 0) {
         const double peak = peak_flops(r.gpu, sizeof(floatX) == 2);
         s.mfu = s.tok_per_s / comm().size * token_flops / peak;         // NAN when the peak is unknown
     }
-    s.loss_z = verdict.loss_z;
-    s.norm_z = verdict.norm_z;
     printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
     fflush(stdout);
     if (!kernels.empty() && comm().rank == 0) {

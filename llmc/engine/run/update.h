@@ -162,6 +162,7 @@ struct Guard {
 // One update, as it is logged and printed. A negative mfu or mem is left out; an mfu of NAN is "n/a", and not logged.
 struct StepRecord {
     int64_t step = 0; // from 0
+    double start = 0; // wall_seconds()
     double loss = 0, lr = 0;
     double norm = 0;                // of the gradient, before clipping
     double ms = 0, tok_per_s = 0;
