@@ -11,7 +11,6 @@
 // data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
 #pragma once
 
-#include <iterator>
 #include <map>
 #include <random>
 
@@ -81,33 +80,16 @@ inline void add_to_record(Json& record, const std::string& flag, const Json& fil
           "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
 }
 
-// How a flag's files differ from the checkpoint's (`what`, for messages): "shard_000002.bin has gone", or "".
-inline std::string data_difference(const Json& was, const Json& is, const std::string& what) {
-    check(was.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(was).c_str());
-    const auto names = [&](const Json& files) {
-        Names list;
-        for (const Json& f : files) { list.push_back(json_string(f, "file", what)); }
-        return list;
+using Facts = std::vector<std::pair<std::string, std::string>>;     // keys and their values
+
+// "lr 0.001, not 0.003": the first fact that is not what it was, or "". The same keys stand at the same places.
+inline std::string first_difference(const Facts& now, const Facts& was) {
+    const auto value = [](const Facts& facts, size_t i) {
+        return i < facts.size() && !facts[i].second.empty() ? printable(facts[i].second) : std::string("absent");
     };
-    const auto only_in = [](Names a, Names b) {
-        std::sort(a.begin(), a.end());
-        std::sort(b.begin(), b.end());
-        Names rest;
-        std::set_difference(a.begin(), a.end(), b.begin(), b.end(), std::back_inserter(rest));
-        return rest;
-    };
-    const Names before = names(was), now = names(is);
-    const Names gone = only_in(before, now), added = only_in(now, before);
-    if (!gone.empty()) { return gone[0] + " has gone"; }
-    if (!added.empty()) { return added[0] + " was added"; }
-    if (before != now) { return "the order of the files has changed"; }
-    for (size_t i = 0; i < now.size(); i++) {
-        const Json &old_size = json_at(was[i], "bytes", what), &size = json_at(is[i], "bytes", what);
-        if (old_size != size) {
-            return now[i] + " has changed from " + json_excerpt(old_size) + " to " + json_excerpt(size) + " bytes";
-        }
-        const bool same = json_at(was[i], "blocks", what) == json_at(is[i], "blocks", what);
-        if (!same) { return now[i] + " has other contents"; }
+    for (size_t i = 0; i < std::max(now.size(), was.size()); i++) {
+        if (i < now.size() && i < was.size() && now[i].second == was[i].second) { continue; }
+        return (i < now.size() ? now : was)[i].first + " " + value(now, i) + ", not " + value(was, i);
     }
     return "";
 }
@@ -120,14 +102,27 @@ inline void check_resumed_options(const Options& now, const Json& saved, const s
     const Json current = parse_json(json_text(options_json(now)), "flags");
     const Json defaults = options_json(Options(now.program));
     check(saved.is_object(), "%s: expected an object of flags", what.c_str());
+    Facts is, was;
     for (const OptionRow& row : option_rows(now.program)) {
         if (row.on_resume == FREE || now.may_change(row.name)) { continue; }
-        const Json& was = saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name);
-        const Json& is = current.at(row.name);
-        check(json_words(was) == json_words(is), "--%s %s: the run to be resumed had %s (%s); give that, or "
-              "--allow_change %s", row.name, json_excerpt(is).c_str(), json_excerpt(was).c_str(), what.c_str(),
-              row.name);
+        is.push_back({row.name, json_words(current.at(row.name))});
+        was.push_back({row.name, json_words(saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name))});
     }
+    const std::string difference = first_difference(is, was), flag = difference.substr(0, difference.find(' '));
+    check(difference.empty(), "--%s as in %s: give that to resume it, or --allow_change %s", difference.c_str(),
+          what.c_str(), flag.c_str());
+}
+
+// The files of a flag's record, `what` for messages
+inline Facts file_facts(const Json& files, const std::string& what) {
+    check(files.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(files).c_str());
+    Facts facts;
+    for (const Json& f : files) {
+        const std::string size = json_text(json_at(f, "bytes", what)), sum = json_string(f, "blocks", what);
+        facts.push_back({strprintf("file %zu is", facts.size() + 1),
+                         json_string(f, "file", what) + " of " + size + " bytes (" + sum + ")"});
+    }
+    return facts;
 }
 
 // Compares the record with the state.json of the run to be resumed, which `what` names.
@@ -137,9 +132,9 @@ inline void check_resumed_data(const Options& o, const Json& record, const Json&
     for (const auto& item : json_at(state, "data", what).items()) {
         const std::string& flag = item.key();
         if (!now.contains(flag)) { continue; }          // this run does not read them
-        const std::string difference = data_difference(item.value(), now.at(flag), what);
+        const std::string difference = first_difference(file_facts(now.at(flag), what), file_facts(item.value(), what));
         if (difference.empty()) { continue; }
-        const std::string finding = "--" + flag + ": since " + what + " was written, " + difference;
+        const std::string finding = "--" + flag + ": " + difference + " as in " + what;
         check(o.may_change(flag) || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
               flag.c_str());
         say("warning: %s", finding.c_str());
@@ -149,9 +144,7 @@ inline void check_resumed_data(const Options& o, const Json& record, const Json&
 // ----------------------------------------------------------------------------------------------------------
 // the same on all ranks, by collectives. A difference is the same error on every rank, with both values in it.
 
-using Facts = std::vector<std::pair<std::string, std::string>>;     // keys, the same on all ranks, and their values
-
-// Dies unless all ranks have these facts: one hash is compared, and where it differs, key after key.
+// Dies unless all ranks have these facts, by the same keys: one hash is compared, and where it differs, key after key.
 inline void check_same(const Facts& facts) {
     uint64_t hash = 0;
     for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
