@@ -18,6 +18,32 @@ TEST_CASE("data record: the blocks that are compared at the start begin and end 
     }
 }
 
+TEST_CASE("data record: the first difference", "[data_record]") {
+    const Facts was = {{"lr", "0.003"}, {"pairs", ""}, {"T", "16"}};
+    const auto differs = [&](const char* lr, const char* pairs) {
+        return first_difference({{"lr", lr}, {"pairs", pairs}, {"T", "16"}}, was);
+    };
+    CHECK(differs("0.003", "") == "");
+    CHECK(differs("0.001", "") == "lr 0.001, not 0.003");
+    CHECK(differs("0.001", "x") == "lr 0.001, not 0.003");
+    CHECK(differs("0.003", "x\n") == "pairs x\\x0a, not absent");
+    CHECK(first_difference({was[0], was[1]}, was) == "T absent, not 16");
+    CHECK(first_difference(was, {was[0], was[1]}) == "T 16, not absent");
+    CHECK(first_difference({}, {}) == "");
+    // the files of a flag: contents, size, number, order and types
+    const auto files = [](std::vector<const char*> list) {
+        Json j = Json::array();
+        for (const char* f : list) { j.push_back({{"file", f}, {"bytes", 7}, {"blocks", std::string("sum of ") + f}}); }
+        return file_facts(j, "state.json");
+    };
+    CHECK(first_difference(files({"b", "a"}), files({"a", "b"})) ==
+          "file 1 is b of 7 bytes (sum of b), not a of 7 bytes (sum of a)");
+    CHECK(first_difference(files({"a"}), files({"a", "b"})) == "file 2 is absent, not b of 7 bytes (sum of b)");
+    CHECK(throws_with([] { file_facts(Json(1), "state.json"); }, "state.json: data: expected an array of files, got 1")
+          == EXIT_BAD_INPUT);
+    CHECK(throws_with([] { file_facts(Json::array({Json::object()}), "state.json"); }, "\"bytes\"") == EXIT_BAD_INPUT);
+}
+
 TEST_CASE("data record: more files than a checkpoint can list are refused", "[data_record]") {
     const TempDir dir;
     const std::string path = dir / (std::string(240, 'x') + ".bin");

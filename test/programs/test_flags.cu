@@ -387,7 +387,8 @@ TEST_CASE("args: a resumed run must have the flags that decide what is computed"
     older.erase("clip");
     check_resumed_options(first, older, "state.json");
     const Options clipped = parse({"--lr", "1e-3", "--clip", "2"});
-    throws_with([&] { check_resumed_options(clipped, older, "state.json"); }, "--clip 2.0");
+    const char* said = "--clip 2.0, not 1.0 as in state.json: give that to resume it, or --allow_change clip";
+    CHECK(throws_with([&] { check_resumed_options(clipped, older, "state.json"); }, said) == EXIT_BAD_INPUT);
 }
 
 TEST_CASE("json: broken texts are refused with the file's name", "[json]") {

@@ -85,7 +85,7 @@ using Facts = std::vector<std::pair<std::string, std::string>>;     // keys and 
 // "lr 0.001, not 0.003": the first fact that is not what it was, or "". The same keys stand at the same places.
 inline std::string first_difference(const Facts& now, const Facts& was) {
     const auto value = [](const Facts& facts, size_t i) {
-        return i < facts.size() && !facts[i].second.empty() ? printable(facts[i].second) : std::string("absent");
+        return i < facts.size() && !facts[i].second.empty() ? printable(facts[i].second, 250) : "absent";
     };
     for (size_t i = 0; i < std::max(now.size(), was.size()); i++) {
         if (i < now.size() && i < was.size() && now[i].second == was[i].second) { continue; }
