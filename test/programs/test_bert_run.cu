@@ -678,6 +678,33 @@ TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
     }
 }
 
+TEST_CASE("bert_run: the pooling that was trained stays with the model", "[bert_run]") {
+    if (!have_bert()) { return; }
+    Retrieval place;
+    const auto config_of = [](const std::string& out) {
+        return parse_json(read_file(step_dir(out, 1) + "/config.json"), "config");
+    };
+    const Flags pairs = place.pairs.with("--steps 1 --checkpoint_every 1 --pooling cls");
+    REQUIRE(place.run(pairs.set("--out", place / "pairs")).code == 0);
+    CHECK(config_of(place / "pairs").at("pooling") == "cls");
+    // trained on to predict masked tokens, whatever --pooling says: that trains no pooling
+    for (const char* flag : {"--threads 2", "--pooling mean"}) {
+        const std::string out = place / ("masked" + std::string(flag));
+        REQUIRE(place.run(place.base.without("--model").with("--steps 1 --checkpoint_every 1").with(flag)
+                              .set("--load", place / "pairs").set("--out", out)).code == 0);
+        CHECK(config_of(out).at("pooling") == "cls");
+    }
+    REQUIRE(place.run(place.base.with("--steps 1 --checkpoint_every 1 --pooling mean")).code == 0);
+    CHECK(!config_of(place.out()).contains("pooling"));
+    // one that there is not
+    Json config = config_of(place / "pairs");
+    config["pooling"] = "max";
+    io_mkdir(place / "max");
+    write_file(place / "max/config.json", json_text(config));
+    write_file(place / "max/model.safetensors", read_file(step_dir(place / "pairs", 1) + "/model.safetensors"));
+    check_refused(place, {place.use(place / "max").set("--predict", "a [MASK]"), {"max: pooling: expected mean|cls"}});
+}
+
 // The topics as text for WordPiece: a word of a document is a token, and one of a query another ("Qabcd"), so that
 // again only training tells which belong together. Writes vocab.txt, pairs.txt and the collection.
 void write_word_pieces(const Retrieval& place) {
