@@ -300,7 +300,7 @@ struct KCableBias : CableBias {
 };
 struct KCable : Cable<KCableBias, true, CableStep::Relu> {
     using Cable::Cable;
-    static Hyperparameters defaults(int) { return {{"weight", 0, 1.0, "outside|inside"}, {"bias"}}; }
+    static Hyperparameters defaults(int) { return {{"weight", 0, "outside|inside"}, {"bias"}}; }
     KCableBias bias() const {
         KCableBias bias = Cable::bias();
         bias.inside = v.config->value("weight") == 1;

@@ -92,7 +92,7 @@ struct Sinusoidal : Encoding {
     using Encoding::Encoding;
     static constexpr int hooks = CHANGES_EMBEDDINGS;
 
-    static Hyperparameters defaults(int) { return {{"scale", 0.1, 1.0}, {"embed", 0, 1.0, "plain|sqrt"}}; }
+    static Hyperparameters defaults(int) { return {{"scale", 0.1}, {"embed", 0, "plain|sqrt"}}; }
     float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C()) : 1.0f; }
     void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
         const Grid grid((size_t)T, 128, sizeof(float) * (v.C() + 1), stream);

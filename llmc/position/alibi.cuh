@@ -51,7 +51,7 @@ struct Alibi : Encoding {
     using Encoding::Encoding;
     float* slopes = nullptr;
 
-    static Hyperparameters defaults(int) { return {{"slopes", 0, {}, "press|geometric"}}; }
+    static Hyperparameters defaults(int) { return {{"slopes", 0, "press|geometric"}}; }
     template <class Tensors> void declare(Tensors& t) {
         t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.NH, 0);
         declare_key_max(*this, t);

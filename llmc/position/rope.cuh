@@ -147,7 +147,7 @@ struct Rope : Encoding {
     double* S_origin = nullptr;                             // (B,NH,ceil(T/128))
 
     static Hyperparameters defaults(int) {
-        return {{"theta", 10000.0}, {"p", 1.0}, {"clock", 0, {}, "token|cable"}};
+        return {{"theta", 10000.0}, {"p", 1.0}, {"clock", 0, "token|cable"}};
     }
     static bool has_clock(const EncodingConfig& config) { return config.value("clock") == 1; }
     static int turned(const EncodingConfig& config, int HS) { return 2 * (int)std::ceil(config.value("p") * HS / 2); }

@@ -220,11 +220,8 @@ inline void set_hyperparameter(Hyperparameter& h, const std::string& found, cons
     check(positive, "--pos %s: %s: expected a positive number, got '%s'", text.c_str(), key, found.c_str());
 }
 
-// What a key that is not given means: today's default, or, in a config.json, what there was before it
-enum class AbsentKeys { Default, Old };
-
 // "t5_clip:K=64" -> the encoding with its defaults for T_train and these values. Errors list the known names and keys.
-inline EncodingConfig parse_encoding(const std::string& text, int T_train, AbsentKeys absent) {
+inline EncodingConfig parse_encoding(const std::string& text, int T_train) {
     EncodingConfig config;
     const size_t colon = text.find(':');
     config.name = text.substr(0, colon);
@@ -239,10 +236,7 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train, Absen
           did_you_mean(config.name, known).c_str(), option_text(known).c_str());
     config.values = encoding_traits(config).defaults(T_train);
     std::string keys;
-    for (Hyperparameter& h : config.values) {
-        if (absent == AbsentKeys::Old) { h.value = h.old.value_or(h.value); }
-        keys += (keys.empty() ? "" : ", ") + h.key;
-    }
+    for (const Hyperparameter& h : config.values) { keys += (keys.empty() ? "" : ", ") + h.key; }
     size_t at = colon;                                      // before the next key=value
     while (at != std::string::npos) {
         const size_t next = text.find(',', at + 1);
@@ -335,7 +329,7 @@ inline PositionConfig compose_positions(std::vector<std::vector<EncodingConfig>>
 
 // "cable", "t5_clip:K=64", "rope+cable", "rope,rope,rope,none": what --pos says. A comma is followed by the
 // next layer, or by key=value of the same encoding; a plus sign by the next encoding, or by the digits of a number.
-inline PositionConfig parse_position(const std::string& text, int T_train, AbsentKeys absent = AbsentKeys::Default) {
+inline PositionConfig parse_position(const std::string& text, int T_train) {
     const auto begins_layer = [&](size_t at) {
         const size_t end = std::min(text.find_first_of(",:+", at), text.size());
         return text.find('=', at) >= end;
@@ -346,7 +340,7 @@ inline PositionConfig parse_position(const std::string& text, int T_train, Absen
         const bool next_layer = at < text.size() && text[at] == ',' && begins_layer(at + 1);
         const bool next_part = at + 1 < text.size() && text[at] == '+' && !std::isdigit((unsigned char)text[at + 1]);
         if (!next_layer && !next_part && at < text.size()) { continue; }
-        layers.back().push_back(parse_encoding(text.substr(begin, at - begin), T_train, absent));
+        layers.back().push_back(parse_encoding(text.substr(begin, at - begin), T_train));
         if (next_layer) { layers.emplace_back(); }
         begin = at + 1;
     }

@@ -110,11 +110,10 @@ LAUNCHER void find_documents(int* documents, const int* tokens, int end_of_text,
 // what a model is told of positions: its encodings, and what holds for all of them
 
 // A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
-// config.json has all but a number of 0, which was not given; a file without the key predates it, and means `old`.
+// config.json has all but a number of 0, which was not given.
 struct Hyperparameter {
     std::string key;
     double value = 0;
-    std::optional<double> old = std::nullopt;       // none: the same as the default
     const char* choices = nullptr;
     bool given = false;                             // --pos named it
     bool written() const { return choices != nullptr || value > 0; }

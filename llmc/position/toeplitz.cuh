@@ -166,7 +166,7 @@ struct T5Distances {
     int K, before;                                          // before: K entries for the future, 0 when causal
 
     static Hyperparameters defaults(int T_train) {
-        return {{"K", T_train - 1.0}, {"scale", 0, {}, "HS|C"}, {"layers", 0, {}, "shared|own"}};
+        return {{"K", T_train - 1.0}, {"scale", 0, "HS|C"}, {"layers", 0, "shared|own"}};
     }
     static int entries(const EncodingConfig& config, bool causal) {
         const double K = config.value("K");

@@ -136,7 +136,7 @@ Seeds seeds_position() {
     for (const char* s : {"pi", "ntk:4", "yarn:2.5"}) {
         seeds.push_back(std::string("\0\x3F\0\0\0", 5) + s + "\x01rope");
     }
-    for (const char* json : {"{\"name\": \"cable\"}", "{\"name\": \"t5_clip\", \"K\": 1023.0}"}) {
+    for (const char* json : {"{\"name\": \"cable\"}", "{\"name\": \"t5\", \"buckets\": 32, \"distance\": 128.0}"}) {
         seeds.push_back("\x01" + none.substr(1) + json);
     }
     return seeds;
@@ -323,7 +323,8 @@ Seeds seeds_config() {
         seeds.push_back(zero + json_text(gpt2_config(256, 64, 8, 2, 2, position), 2));
         seeds.push_back("\x05" + json_text(bert_config(260, 64, 8, 2, 2, 256, position)));
     }
-    seeds.push_back("\x0E" + json_text(gpt2_config(256, 64, 8, 2, 2, {{"name", "t5_clip"}, {"K", 5}})));
+    const Json t5_clip = position_json(parse_position("t5_clip:K=5", 64));
+    seeds.push_back("\x0E" + json_text(gpt2_config(256, 64, 8, 2, 2, t5_clip)));
     seeds.push_back(zero + "{\"n_layer\":2,\"n_head\":2,\"n_embd\":8,\"vocab_size\":256,\"n_positions\":64}");
     return seeds;
 }

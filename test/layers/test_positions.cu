@@ -778,7 +778,6 @@ TEST_CASE("what encodings refuse", "[positions]") {
     CHECK(throws_with([&] { parse_position("kcable:weight=within", 4); },
                       "weight: expected outside|inside, got 'within'") == EXIT_BAD_INPUT);
     CHECK(position_text(parse_position("kcable", 4)) == "kcable:weight=outside");
-    CHECK(position_text(parse_position("kcable", 4, AbsentKeys::Old)) == "kcable:weight=inside");
     CHECK(position_text(parse_position("kcable:bias=0.5", 4)) == "kcable:weight=outside,bias=0.5");
     CHECK(position_text(parse_position("fox", 4)) == "cable_v1");
     CHECK(parse_position("t5_clip:K=1.6e+1", 4).parts[0].values.at(0).value == 16);

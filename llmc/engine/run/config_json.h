@@ -22,8 +22,8 @@ struct ModelConfig {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding: {"name": "t5_clip", "K": 1023}. All keys are written but a number of 0. If a file lacks a key, it
-// predates the key, and means the value that was fixed at that time.
+// the encoding: {"name": "t5_clip", "K": 1023, ...}. All keys are written but a number of 0, and a file must have
+// them: an earlier version, which did not know a key, may have computed something else than today's default.
 //
 // Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list per layer
 
@@ -43,8 +43,7 @@ inline Json position_json(const PositionConfig& position) {
     }
     return {{"name", "layers"}, {"layers", layers}};
 }
-// an encoding as --pos has it
-inline std::string encoding_from_json(const Json& j, const std::string& what) {
+inline EncodingConfig encoding_from_json(const Json& j, int T_train, const std::string& what) {
     std::string text = json_string(j, "name", what);
     char separator = ':';
     for (const auto& item : j.items()) {
@@ -57,7 +56,13 @@ inline std::string encoding_from_json(const Json& j, const std::string& what) {
         text += separator + item.key() + "=" + value;
         separator = ',';
     }
-    return text;
+    const EncodingConfig encoding = parse_encoding(text, T_train);
+    for (const Hyperparameter& h : encoding.values) {
+        check(h.given || !h.written(), "%s: position %s: the key \"%s\" is missing, as in files of an earlier version; "
+              "add the value that the model was trained with (today's default is %s)", what.c_str(),
+              encoding.name.c_str(), h.key.c_str(), hyperparameter_text(h, h.value).c_str());
+    }
+    return encoding;
 }
 inline PositionConfig position_from_json(const Json& j, int T_train, const std::string& what) {
     if (json_string(j, "name", what) == "layers") {
@@ -73,12 +78,12 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
                 const bool single = one.is_object() && one.contains("name") && one["name"] != "layers";
                 check(single, "%s: position.layers: expected an encoding, got %s", what.c_str(),
                       json_excerpt(one).c_str());
-                layers.back().push_back(parse_encoding(encoding_from_json(one, what), T_train, AbsentKeys::Old));
+                layers.back().push_back(encoding_from_json(one, T_train, what));
             }
         }
         return compose_positions(layers, T_train, what + ": position");
     }
-    return parse_position(encoding_from_json(j, what), T_train, AbsentKeys::Old);
+    return compose_positions({{encoding_from_json(j, T_train, what)}}, T_train, what + ": position");
 }
 // bam's distance, and what ssmax makes of a bias beside it, were other formulas before "encoding_version": 2. Earlier
 // checkpoints of theirs cannot be computed any more.
