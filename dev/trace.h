@@ -136,5 +136,5 @@ private:
 };
 
 #define start_step(run) (Trace::the_trace().begin_step(model, acts, (run).state.step + 1), start_step(run))
-#define finish_step(run, ...) \
-    (finish_step(run, __VA_ARGS__), Trace::the_trace().end_step((run).state.step, model.stream))
+#define report_step(run, ...) \
+    (report_step(run, __VA_ARGS__), Trace::the_trace().end_step((run).state.step, model.stream))
