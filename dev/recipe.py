@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """recipe.py -- follows docs/new_encoding.md, docs/new_kernel.md and README.md to the letter, so that they cannot rot.
 
-    python3 dev/recipe.py [--keep DIRECTORY]     the pages that add code, in a copy of the sources
-    python3 dev/recipe.py --here                 README.md, after `make demo`, with what this tree has built
+    python3 dev/recipe.py [--keep DIRECTORY]     what changes code, in a copy of the sources
+    python3 dev/recipe.py --here                 the rest of README.md, after `make demo`, with what this tree has built
 
 Follows the marked code blocks of the pages in order: writes files and inserts lines, then runs commands. --here runs
 them in a directory of links to this tree, so that what they write to run/ does not stay. A mark is an HTML comment on
@@ -13,6 +13,7 @@ the line before the block, invisible to the reader:
     <!-- run -->                                the block is run by bash, and must succeed
     <!-- run: prints "TEXT" -->                 ... and print TEXT
     <!-- run: needs MODULE -->                  ... skipped unless a python3 has this module
+    <!-- copy: prints "TEXT" -->                the same for an edit in README.md, which --here leaves out
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
 What was added must satisfy dev/lint.py. The commands compile with -O1. --keep leaves the copy in DIRECTORY. The exit
@@ -31,8 +32,8 @@ import time
 from lint import tracked_files
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md"], ["README.md"]
-MARK = re.compile(r"<!-- (file|insert|run|launches)\b:? *(.*?) *-->$")
+PAGES, HERE = ["docs/new_encoding.md", "docs/new_kernel.md", "README.md"], ["README.md"]
+MARK = re.compile(r"<!-- (file|insert|run|copy|launches)\b:? *(.*?) *-->$")
 # a code block with the marks before it, or a mark that has none
 PART = re.compile(r"^(?P<marks>(<!--.*\n)*)```.*\n(?P<text>((?!```).*\n)*)(?P<end>```)?|^(?P<alone><!--.*)", re.M)
 
@@ -62,6 +63,11 @@ def blocks_of(page, text):
         if marks:                                       # the rest is only for the reader
             found.append(Block(place, [MARK.match(mark).groups() for mark in marks], part["text"]))
     return found
+
+
+def followed(page, blocks, here):
+    """all of a page's blocks, but of README.md what edits the sources in the copy, and the rest here"""
+    return [b for b in blocks if page not in HERE or here == (b.marks[0][0] != "copy")]
 
 
 def copy_sources(target):
@@ -110,7 +116,7 @@ class Recipe:
     def follow(self, block):
         for kind, words in block.marks:
             what = words
-            if kind == "run":
+            if kind in ("run", "copy"):
                 first, _, rest = block.text.partition("\n")
                 what = first + " ..." * bool(rest)
             self.step(f"{kind}: {what}, {block.place}", getattr(self, kind), words, block)
@@ -169,6 +175,8 @@ class Recipe:
                 self.say(f"            {line.strip()}")
         return None
 
+    copy = run
+
     def launches(self, words, block):
         path, places, absent = self.parse(r"(\S+) has (.*), not (\S+)", words, block, "PATH has A and B, not C")
         with open(self.at(path), encoding="utf-8") as f:
@@ -206,7 +214,7 @@ def main():
         blocks = []
         for page in pages:
             with open(recipe.at(page), encoding="utf-8") as f:
-                blocks += blocks_of(page, f.read())
+                blocks += followed(page, blocks_of(page, f.read()), args.here)
         changes = [b for b in blocks if b.marks[0][0] in ("file", "insert")]
         if len(blocks) == len(changes):
             raise Failure(f"{', '.join(pages)}: expected blocks marked run, got none")

@@ -7,8 +7,8 @@
 # llm.c's pretokenized shards are read as they are:
 #   TRAIN_FILES='dev/data/fineweb10B/fineweb_train_*.bin' VAL_FILES='dev/data/fineweb10B/fineweb_val_*.bin'
 #
-# What it costs, a PREDICTION: 19,073 steps of 524,288 tokens are 10.0G tokens; 0.80 GFLOP a token make 8.0e18 FLOP,
-# or 11.1 GPU hours if a GPU sustains 200 TFLOP/s: 1.4 hours on 8. Validation and HellaSwag are not counted.
+# What it costs, a PREDICTION: 19,073 steps of 524,288 tokens are 10.0G tokens, and one H200 trains 585 thousand a
+# second with cable (docs/results.md): 4.7 GPU hours, 0.6 on 8. Validation and HellaSwag are not counted.
 # What the paper has (Table 3, FineWeb-Edu): perplexity 21.56 at 1,024 tokens and 22.16 at 512.
 # Nothing of this has run on a GPU yet.
 #   GPUS [8]  B [64]  TOTAL_BATCH [524288]  T [1024]  STEPS [19073]  MODEL [small]  POS [learned]  LENGTHS [512,1024]

@@ -78,13 +78,19 @@ class Recipe(Folder):
             self.assertIn(words, str(caught.exception))
         self.assertEqual(recipe.blocks_of("page.md", "```\n<!-- run -->\n```\n"), [])
 
+    def test_no_edit_of_the_readme_is_followed_here(self):
+        blocks = recipe.blocks_of("README.md", page("<!-- run -->", "true") + page("<!-- copy -->", "rm a.h"))
+        self.assertEqual(recipe.followed("README.md", blocks, here=True), blocks[:1])
+        self.assertEqual(recipe.followed("README.md", blocks, here=False), blocks[1:])
+        self.assertEqual(recipe.followed("docs/new_kernel.md", blocks, here=False), blocks)
+
     def test_page(self):
         """the page in this repository has all kinds of blocks, and their anchors are where it says"""
         kinds = set()
         for name in recipe.PAGES:
             for block in recipe.blocks_of(name, read(name)):
                 kinds.update(kind for kind, _ in block.marks)
-        self.assertEqual(kinds, {"file", "insert", "run", "launches"})
+        self.assertEqual(kinds, {"file", "insert", "run", "copy", "launches"})
 
 
 if __name__ == "__main__":
