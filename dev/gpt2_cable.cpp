@@ -10,6 +10,8 @@
 //   L, NH  layers, heads of attention in each               C = NH * HS  channels of a row, HS in a head
 //   V      vocabulary: a token is a byte, so 256            (N,C)        N rows of C numbers, one row after the other
 //
+// All layers read the residual stream (N,C) and add to it. A head of attention looks back with its own HS channels; the
+// model's head turns a row of the stream into V logits, scores that softmax makes probabilities: e^logit / sum of all.
 // dx is the gradient of the loss with respect to x, and has the shape of x. Where x is used in several places, their
 // gradients add up: so every backward adds to dx (+=), which starts at zero.
 #include <algorithm>
@@ -300,7 +302,7 @@ double cross_entropy(Reals& logits, const int* targets, int N) {
 // ----------------------------------------------------------------------------------------------------------
 // random numbers: each is a function of (seed, a, b), so that no order of calls matters
 
-uint64_t mix(uint64_t x) {                                      // SplitMix64's
+uint64_t mix(uint64_t x) {                  // SplitMix64 (Steele et al. 2014): 64 bits become 64 that look random
     x += 0x9E3779B97F4A7C15ull;
     x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ull;
     x = (x ^ (x >> 27)) * 0x94D049BB133111EBull;
@@ -309,14 +311,14 @@ uint64_t mix(uint64_t x) {                                      // SplitMix64's
 uint64_t hash(uint64_t seed, uint64_t a, uint64_t b) { return mix(mix(mix(seed) ^ a) ^ b); }
 // in [0, 1)
 double uniform(uint64_t seed, uint64_t a, uint64_t b) { return (double)(hash(seed, a, b) >> 11) * 0x1p-53; }
-// Box and Muller: two uniform numbers make a normal one
+// The Box-Muller transform: two uniform numbers are the radius and the angle of a point whose coordinates are normal
 double normal(uint64_t seed, uint64_t a, uint64_t b) {
     const double u1 = 1 - uniform(seed, a, 2 * b), u2 = uniform(seed, a, 2 * b + 1);
     return std::sqrt(-2 * std::log(u1)) * std::cos(6.283185307179586 * u2);
 }
 
-// Element i of a random order of 0 .. n-1, another one in each epoch. A Feistel network of four rounds permutes the
-// numbers of 2 * half bits, whatever its hash does; where it leaves 0 .. n-1, it is applied until it comes back.
+// Element i of a random order of 0 .. n-1, another in each epoch. A Feistel network, as in ciphers, permutes: each
+// round XORs half of the bits with a hash of the other half. What leaves 0 .. n-1 passes through it again.
 uint64_t shuffled(uint64_t i, uint64_t n, uint64_t seed, uint64_t epoch) {
     int half = 1;
     while ((1ull << (2 * half)) < n) { half++; }
@@ -508,7 +510,7 @@ double gradient_norm(const Model& model) {
     return std::sqrt(squares);
 }
 
-// AdamW. t counts updates from 1. scale: shortens the gradient
+// AdamW (Loshchilov, Hutter 2019): m and v average the gradient and its square. t: updates from 1. scale: of clipping
 void update(Model& model, double lr, double weight_decay, double scale, int t) {
     const real beta1 = (real)0.9, beta2 = (real)0.95;
     const real correction1 = (real)(1 / (1 - std::pow((double)beta1, t)));
@@ -520,7 +522,7 @@ void update(Model& model, double lr, double weight_decay, double scale, int t) {
             p->m[i] = beta1 * p->m[i] + (1 - beta1) * g;
             p->v[i] = beta2 * p->v[i] + (1 - beta2) * g * g;
             // m / sqrt(v) is about 1 where gradients agree, and small where they contradict each other. Both averages
-            // began at 0, which the corrections make up for
+            // began at 0, so their weights add up to 1 - beta^t only: the corrections divide by that
             const real step = p->m[i] * correction1 / (std::sqrt(p->v[i] * correction2) + (real)1e-8);
             p->w[i] -= (real)lr * (step + decay * p->w[i]);
             p->d[i] = 0;                                        // for the next step
