@@ -1,12 +1,12 @@
 // ladder.h -- what the ladders of this folder share: sizes from the command line, arrays, closeness, time, the table.
 //
 // A ladder computes one thing in several ways, its rungs, from the plainest kernel to the shipped one. Each rung adds
-// one idea to the rung before it, is compared with an oracle in double, and is timed where there is a GPU.
+// one idea to the rung before it, is compared with an oracle in double, and is timed, but not by the emulator.
 //
 //   layernorm_backward [RUNG [SIZE...]]         RUNG 0: all of them; exit code 1 if any rung is wrong
 //
 // One source, three builds (`make ladders` makes and runs all; docs/new_kernel.md says what each is for):
-//   g++ -std=c++17 -O2 -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
+//   g++ -std=c++17 -O3 -march=native -fno-math-errno -fopenmp -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   g++ -std=c++17 -O1 -include test/simt/simt.h -Itest/simt -I. -x c++ dev/cuda/layernorm_backward.cu -o ladder
 //   nvcc -std=c++17 -O3 -Xcompiler -fopenmp -I. -arch=sm_90a dev/cuda/layernorm_backward.cu -o ladder
 #pragma once
@@ -57,7 +57,6 @@ struct Ladder {
     int rung = 0;
     std::string idea, header, row;
     bool rung_is_wrong = false, any_is_wrong = false;
-    bool timed = false;                         // on a CPU, too: a ladder for a CPU
     int ran = 0;
 
     Ladder(int argc, char** argv, const std::vector<Size>& wanted) : sizes(wanted) {
@@ -75,9 +74,14 @@ struct Ladder {
             if (a == 1) { only = (int)value; }
             else { sizes[(size_t)a - 2].small = sizes[(size_t)a - 2].large = (int)value; }
         }
-        printf("%s:", argv[0]);
-        for (size_t s = 0; s < sizes.size(); s++) { printf(" %s %d", sizes[s].name, size(s)); }
-        printf("; %s, elements are %s\n", device_description().c_str(), sizeof(floatX) == 2 ? "bf16" : "float32");
+        printf("%s on %s, elements are %s", argv[0], device_description().c_str(),
+               sizeof(floatX) == 2 ? "bf16" : "float32");
+        for (size_t s = 0; s < sizes.size(); s++) { printf(", %s %d", sizes[s].name, size(s)); }
+        printf("\n");
+        if (sizes.empty()) { return; }
+#if !defined(CUDA_BUILD)
+        printf("a CPU: a block is one thread, so what the threads of a block share or split gains nothing here\n");
+#endif
         printf("largest error (as a multiple of what the oracle is off by in float32: at most %g)\n\n", RUNG_MULTIPLE);
     }
     int size(size_t s) const {
@@ -129,16 +133,14 @@ struct Ladder {
 #if defined(__CUDACC__)
         const double ms = milliseconds(run);
         printf("  %8.3f ms  %7.1f %s/s", ms, work / ms * 1e3, unit);
-#else
-        if (timed) {                            // else neither the emulator's time nor this CPU's says anything
-            double best = INFINITY;
-            for (const double begin = wall_seconds(); best == INFINITY || wall_seconds() - begin < 0.2;) {
-                const double from = wall_seconds();
-                run();
-                best = std::min(best, wall_seconds() - from);
-            }
-            printf("  %8.3f ms  %7.1f %s/s", 1e3 * best, work / best, unit);
+#elif !defined(SIMT)                            // the emulator's time says nothing
+        double best = INFINITY;
+        for (const double begin = wall_seconds(); best == INFINITY || wall_seconds() - begin < 0.2;) {
+            const double from = wall_seconds();
+            run();
+            best = std::min(best, wall_seconds() - from);
         }
+        printf("  %8.3f ms  %7.3g %s/s", 1e3 * best, work / best, unit);
 #endif
         printf("\n");
         fflush(stdout);

@@ -105,7 +105,6 @@ template <class R> std::vector<R> oracle(const std::vector<R>& a, const std::vec
 int main(int argc, char** argv) {
     return run_ladder([&] {
         Ladder ladder(argc, argv, {{"M", 252, 252}, {"N", 1024, 1024}, {"K", 1536, 1536}});
-        ladder.timed = true;
         const int M = ladder.size(0), N = ladder.size(1);
         const int K = ladder.size(2);
         check(N % LANES == 0, "N: expected a multiple of %d, the width of a register, got %d", LANES, N);
