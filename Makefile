@@ -198,6 +198,12 @@ $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -O0 -fno-sanitize=null,alignment $(TEST_SOURCE)
 $(LAUNCHING:%=$(B)/test/%): $(KERNELS:%=$(B)/%.o) $(B)/test/oracle_positions.o
 $(LAUNCHING:%=$(B)/asan/%): $(KERNELS:%=$(B)/asan/%.o) $(B)/test/oracle_positions.o
+# Calls that fail: a library for the trainers that test/programs starts, an object for tests that call llmc themselves
+$(B)/faults.so $(B)/faults.o: test/faults.c test/faults.h
+	$(CXX) -x c -std=gnu11 -O1 -Wall -Wextra $(if $(@:%.o=),-shared -fPIC,-DLINKED -c) $< -o $@
+$(foreach variant,test asan,$(patsubst %,$(B)/$(variant)/%,files/test_checkpoint programs/test_faults \
+    programs/test_log)): $(B)/faults.o
+$(patsubst test/%.cu,$(B)/test/%,$(wildcard test/programs/*.cu)): | $(B)/faults.so
 # The linker takes the first copy of an inline function: kernels come first, as in a trainer, and objects that no
 # sanitizer has seen last.
 LAST := $(B)/test/oracle_positions.o $(B)/test/main.o

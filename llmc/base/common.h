@@ -239,82 +239,18 @@ inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// writing files: every system call that changes the disk passes io_hook, where a test can watch it, make it fail, or
-// end the process
+// writing files
 
-struct IoCall {
-    const char* name;               // open (also of a directory, to fsync it), write, truncate, fsync, close, rename,
-                                    // unlink, rmdir, mkdir
-    const char* path;
-    const char* to = "";            // of a rename
-    const void* data = nullptr;     // of a write
-    size_t bytes = 0;               // of a write, which the hook may shorten, or of a truncate
-    int flags = 0;                  // of an open
-};
-
-// CABLE_FAULT=CALL:N:WHAT[:always] in the environment makes the N-th CALL go wrong ("any": the N-th of all calls), and
-// with `always` every one after it too. WHAT is an error, "short" (a write takes half its bytes) or "kill" (SIGKILL).
-struct PlantedFault {
-    std::string call;                   // CALL
-    bool halves = false, kills = false; // WHAT is "short", "kill"
-    bool always = false;
-    int error = 0;                      // WHAT is this errno
-    long n = 0, count = 0;              // N, and how many such calls there have been
-
-    PlantedFault() {
-        const char* text = getenv("CABLE_FAULT");
-        if (text == nullptr) { return; }
-        char name[16] = "", what[16] = "";
-        char often[16] = "once";
-        const int fields = sscanf(text, "%15[a-z]:%ld:%15[A-Za-z]:%15[a-z]", name, &n, what, often);
-        call = name;
-        const std::pair<const char*, int> errors[] = {
-            {"ENOSPC", ENOSPC}, {"EIO", EIO}, {"EDQUOT", EDQUOT}, {"EINTR", EINTR}};
-        for (const auto& e : errors) { if (strcmp(what, e.first) == 0) { error = e.second; } }
-        halves = strcmp(what, "short") == 0;
-        kills = strcmp(what, "kill") == 0;
-        always = strcmp(often, "always") == 0;
-        const bool known = fields >= 3 && n >= 1 && (error != 0 || halves || kills);
-        const bool repeats = always ? error != EINTR : strcmp(often, "once") == 0;
-        check(known && repeats, "CABLE_FAULT=%s: expected CALL:N:ENOSPC|EIO|EDQUOT|EINTR|short|kill[:always], such as "
-              "write:17:ENOSPC (EINTR only once)", text);
-    }
-    // the errno for this call, or 0; shortens it for "short"
-    int strike(IoCall& c) {
-        if (n == 0 || (call != "any" && call != c.name) || ++count < n || (count > n && !always)) { return 0; }
-        fprintf(stderr, "CABLE_FAULT: %s number %ld, %s\n", c.name, count, c.path);
-        if (kills) { raise(SIGKILL); }
-        if (halves) { c.bytes -= c.bytes / 2; }
-        return error;
-    }
-};
-inline int planted_fault(IoCall& c) {
-    static PlantedFault fault;
-    return fault.strike(c);
-}
-// Called before each call: 0, or the errno with which the call fails instead of being made
-inline int (*io_hook)(IoCall&) = planted_fault;
-
-// Makes the call, and repeats it if a signal interrupted it; -1 and errno if it failed
-template <class Call> ssize_t io_call(const IoCall& about, Call call) {
-    ssize_t result;
-    do {
-        IoCall c = about;
-        errno = io_hook(c);
-        result = errno != 0 ? -1 : (ssize_t)call(c.bytes);
-    } while (result < 0 && errno == EINTR);
+// Makes a system call, and repeats it if a signal interrupted it; negative, and errno, if it failed
+template <class Call> auto io_call(Call call) {
+    auto result = call();
+    while (result < 0 && errno == EINTR) { result = call(); }
     return result;
 }
-
-// -1 and errno when it failed
 inline int io_open(const std::string& path, int flags) {
-    const IoCall about = {"open", path.c_str(), "", nullptr, 0, flags};
-    return (int)io_call(about, [&](size_t) { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
+    return io_call([&] { return ::open(path.c_str(), flags | O_CLOEXEC, 0644); });
 }
-inline bool io_truncate(int fd, size_t bytes, const std::string& path) {
-    const IoCall about = {"truncate", path.c_str(), "", nullptr, bytes};
-    return io_call(about, [&](size_t) { return ::ftruncate(fd, (off_t)bytes); }) == 0;
-}
+inline bool io_truncate(int fd, size_t bytes) { return io_call([&] { return ::ftruncate(fd, (off_t)bytes); }) == 0; }
 
 // Whether `error` says that the file system of `path` lacks a service, as Lustre, CIFS and FUSE may: then the work
 // continues after one warning for each `loss`, which says what no longer holds.
@@ -328,19 +264,17 @@ inline bool lacks_service(int error, const std::string& path, const char* loss) 
 }
 
 // The functions below fail with an Error that names the path and the reason.
-template <class Call> void io_must(const char* name, const char* failure, const std::string& path, Call call) {
-    const bool done = io_call({name, path.c_str()}, [&](size_t) { return call(); }) == 0;
-    check(done, "%s: cannot %s: %s", path.c_str(), failure, strerror(errno));
-}
 inline void io_unlink(const std::string& path) {
-    io_must("unlink", "remove", path, [&] { return ::unlink(path.c_str()); });
+    const bool done = io_call([&] { return ::unlink(path.c_str()); }) == 0;
+    check(done, "%s: cannot remove: %s", path.c_str(), strerror(errno));
 }
 inline void io_rmdir(const std::string& path) {
-    io_must("rmdir", "remove the directory", path, [&] { return ::rmdir(path.c_str()); });
+    const bool done = io_call([&] { return ::rmdir(path.c_str()); }) == 0;
+    check(done, "%s: cannot remove the directory: %s", path.c_str(), strerror(errno));
 }
 // After this the file's contents survive a power failure; its name needs io_fsync_directory.
 inline void io_fsync(int fd, const std::string& path) {
-    const bool synced = io_call({"fsync", path.c_str()}, [&](size_t) { return ::fsync(fd); }) == 0;
+    const bool synced = io_call([&] { return ::fsync(fd); }) == 0;
     check(synced || lacks_service(errno, path, "a power failure may lose what was saved last"), "%s: cannot fsync: %s",
           path.c_str(), strerror(errno));
 }
@@ -354,23 +288,18 @@ inline int io_create(const std::string& path) {
 inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
     const char* p = (const char*)data;
     while (bytes > 0) {
-        const IoCall about = {"write", path.c_str(), "", p, std::min(bytes, (size_t)1 << 30)};
-        const ssize_t n = io_call(about, [&](size_t m) { return ::write(fd, p, m); });
+        const ssize_t n = io_call([&] { return ::write(fd, p, std::min(bytes, (size_t)1 << 30)); });
         check(n > 0, "%s: cannot write: %s", path.c_str(), n < 0 ? strerror(errno) : "no progress");
         p += n; bytes -= (size_t)n;
     }
 }
 // Linux has closed the file even if close() fails, so do not close it again after EINTR.
 inline void io_close(int fd, const std::string& path) {
-    IoCall c = {"close", path.c_str()};
-    const int planted = io_hook(c);
-    const int error = ::close(fd) == 0 ? planted : errno;
-    check(error == 0 || error == EINTR, "%s: cannot close: %s", path.c_str(), strerror(error));
+    check(::close(fd) == 0 || errno == EINTR, "%s: cannot close: %s", path.c_str(), strerror(errno));
 }
 // Replaces `to` in one step: readers see the old file or the new one, and never none.
 inline void io_rename(const std::string& from, const std::string& to) {
-    const IoCall about = {"rename", from.c_str(), to.c_str()};
-    const bool done = io_call(about, [&](size_t) { return ::rename(from.c_str(), to.c_str()); }) == 0;
+    const bool done = io_call([&] { return ::rename(from.c_str(), to.c_str()); }) == 0;
     check(done, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
 }
 // After this a rename in the directory survives a power failure.
@@ -382,7 +311,7 @@ inline void io_fsync_directory(const std::string& path) {
 }
 // True if it made the directory, false if the directory existed.
 inline bool io_mkdir(const std::string& path) {
-    const bool made = io_call({"mkdir", path.c_str()}, [&](size_t) { return ::mkdir(path.c_str(), 0755); }) == 0;
+    const bool made = io_call([&] { return ::mkdir(path.c_str(), 0755); }) == 0;
     check(made || (errno == EEXIST && is_directory(path)), "%s: cannot create directory: %s", path.c_str(),
           strerror(errno));
     return made;

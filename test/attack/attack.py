@@ -11,6 +11,7 @@ other half a BERT that predicts masked bytes or compares pairs. The last line co
 are $TRAIN_GPT2 and $TRAIN_BERT, or ./train_gpt2 and ./train_bert."""
 import argparse
 import atexit
+import errno
 import functools
 import os
 import random
@@ -393,10 +394,10 @@ def console(place):
 
 
 def starve(place, library, fails):
-    """Lets requests for memory fail in what place starts from now on, as starve.c says; returns the file of counts."""
-    place.environment = dict(ENVIRONMENT, LD_PRELOAD=library,
-                             STARVE=f"{fails}:{place / 'requests'}")
-    write(place / "requests", bytes(8))
+    """Lets a request for memory fail in what place starts from now on; returns the file of counts (test/faults.c)."""
+    place.environment = dict(ENVIRONMENT, LD_PRELOAD=library, FAULTS=f"memory:{fails}",
+                             FAULT_COUNTS=place / "requests")
+    write(place / "requests", b"")
     return place / "requests"
 
 
@@ -418,17 +419,20 @@ def allocations(place):
     before = place / "before"
     shutil.copytree(place.out, before) if os.path.exists(place.out) else os.makedirs(before)
 
-    requests = starve(place, library, "0:once")
+    requests = starve(place, library, f"0:{errno.ENOMEM}")
     expect(place.run(arguments) == 0, "the undisturbed run failed")
     result = read(place / "stdout") if use else place.bits(4)
-    total = struct.unpack("<q", read(requests))[0]
+    total = struct.unpack("<q", read(requests)[:8])[0]
     shutil.rmtree(place.out)
     shutil.copytree(before, place.out)
 
-    fails = f"{rng.randint(1, total)}:{rng.choice(['once', 'always'])}"
+    failing = rng.randint(1, total)
+    fails = f"{failing}:{errno.ENOMEM}:{rng.choice(['once', 'always'])}"
     starve(place, library, fails)
     code = place.run(arguments, {0, STARVED})
     said = read(place / "stderr")
+    asked = struct.unpack("<q", read(requests)[:8])[0]      # with two threads perhaps less often than before
+    expect(asked < failing or b"FAULTS: memory number " in said, f"{fails} of {total}: none failed of {asked}")
     named = re.search(rb"error: (.* while |cannot allocate|.*Cannot allocate memory|expected \d+ threads)", said)
     expect(code == 0 or named, f"{fails} of {total}: it does not say what it wanted: {said[-300:]!r}")
     if use is None:
@@ -443,11 +447,11 @@ SCENES = [kills, signals, flips, hostile, data, limits, allocations, console]
 
 @functools.lru_cache(maxsize=None)
 def shim():
-    """starve.c, compiled"""
-    directory = tempfile.mkdtemp(prefix="cable_starve_")
+    """test/faults.c, compiled"""
+    directory = tempfile.mkdtemp(prefix="cable_faults_")
     atexit.register(shutil.rmtree, directory)
-    library = os.path.join(directory, "starve.so")
-    source = os.path.join(ROOT, "test", "attack", "starve.c")
+    library = os.path.join(directory, "faults.so")
+    source = os.path.join(ROOT, "test", "faults.c")
     subprocess.run([os.environ.get("CC", "cc"), "-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", source,
                     "-o", library, "-ldl"], check=True)
     return library

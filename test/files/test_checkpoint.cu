@@ -6,6 +6,7 @@
 #include <sys/wait.h>
 
 #include "test/checkpoint.h"
+#include "test/faults.h"
 #include "test/files.h"
 #include "llmc/engine/files/import.h"
 
@@ -475,12 +476,11 @@ TEST_CASE("checkpoint: old ones are deleted, except for the last and the later o
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 70, 80});
     CHECK(hidden(out.path).empty());
     CaptureStderr err;
-    const auto hook = io_hook;                          // one cannot be deleted: the new one is saved, the rest go
-    io_hook = [](IoCall& c) {
-        return strcmp(c.name, "rename") == 0 && contains(c.path, "step_00000060") ? EBUSY : 0;
+    io_hook = [](IoCall* c) {                           // one cannot be deleted: the new one is saved, the rest go
+        return strcmp(c->name, "rename") == 0 && contains(c->path, "step_00000060") ? EBUSY : 0;
     };
     save(out.path, 90, 9, 1);
-    io_hook = hook;
+    io_hook = nullptr;
     CHECK(contains(err.text(), "is saved, but old checkpoints could not be deleted"));
     CHECK(list_checkpoints(out.path) == std::vector<int>{60, 90});
     CHECK(loads_as(find_checkpoint(out.path), 9));
@@ -596,7 +596,7 @@ template <class F> bool killed_at(int n, F f) {
     const pid_t pid = fork();
     if (pid == 0) {
         calls_left = n;
-        io_hook = [](IoCall&) {
+        io_hook = [](IoCall*) {
             if (calls_left-- == 0) { raise(SIGKILL); }
             return 0;
         };

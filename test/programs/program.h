@@ -255,6 +255,17 @@ inline std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(by
 
 // ----------------------------------------------------------------------------------------------------------
 
+// Runs the program with $FAULTS (test/faults.c), which must strike.
+inline Outcome run_with_faults(Place& place, const Flags& flags, const char* faults) {
+    setenv("LD_PRELOAD", "build/faults.so", 1);
+    setenv("FAULTS", faults, 1);
+    const Outcome o = place.run(flags);
+    unsetenv("LD_PRELOAD");
+    unsetenv("FAULTS");
+    CHECK(contains(o.err, "FAULTS: "));
+    return o;
+}
+
 // A use of a model whose result does not fit on the disk has failed, and --out has not changed.
 inline void check_lost(Place& place, const Flags& use, const std::string& out) {
     const auto contents = [&] {
@@ -264,9 +275,7 @@ inline void check_lost(Place& place, const Flags& use, const std::string& out) {
     };
     REQUIRE(place.run(use.set("--out", out)).code == 0);
     const auto before = contents();
-    setenv("CABLE_FAULT", "write:1:ENOSPC:always", 1);
-    const Outcome o = place.run(use.set("--out", out));
-    unsetenv("CABLE_FAULT");
+    const Outcome o = run_with_faults(place, use.set("--out", out), "write:1:28:always");         // ENOSPC
     INFO(use.words().back() << ": " << o.err);
     CHECK(o.code == EXIT_BAD_INPUT);
     CHECK(contains(o.err, "error: " + out));

@@ -1,9 +1,9 @@
 // test_faults.cu -- what a run keeps when the disk fails, the power goes or the process is killed, at every system call
 // in turn.
 //
-// io_hook (common.h) sees each call that changes the disk. Here it lets the n-th fail, ends the run there, or writes
-// all of them down for a model of a disk that loses whatever was not fsynced. CABLE_CRASH_IMAGES=100000 tries that many
-// of its states.
+// io_hook (test/faults.h) sees each call that changes the disk. Here it lets the n-th fail, ends the run there, or
+// writes all of them down for a model of a disk that loses whatever was not fsynced. CABLE_CRASH_IMAGES=100000 tries
+// that many of its states.
 #include <csignal>
 #include <random>
 #include <set>
@@ -11,6 +11,7 @@
 #include <sys/wait.h>
 
 #include "test/checkpoint.h"
+#include "test/faults.h"
 #include "test/files.h"
 #include "test/model/gpt2_model.h"
 #include "test/oracle.h"
@@ -20,19 +21,18 @@ namespace {
 // ----------------------------------------------------------------------------------------------------------
 // the hook
 
-// Thrown where a process would be killed: nothing catches it, and what unwinds only closes files, as a kill does.
-struct Killed {};
-
 struct Operation { std::string name, path, to, data; };
 
-enum class Strike { None, Error, Half, HalfThenError, Interrupt, Kill };
+// Kill: the process is killed. Dead: no call changes the disk any more, as after a kill, but the process lives.
+enum class Strike { None, Error, Half, HalfThenError, Interrupt, Kill, Dead };
 struct Hook {
     Strike strike = Strike::None;
     long n = 0, count = 0;          // the call that is struck
     int error = 0;
     bool always = false;            // and those after it
     long interrupted = 0;
-    bool torn = false, tracing = false;
+    bool torn = false, dead = false;
+    bool tracing = false;
     std::vector<Operation> trace;
     bool struck() const { return count >= n; }
 } hook;
@@ -43,8 +43,12 @@ int strike(IoCall& c) {
     const bool first = number == hook.n, hit = first || (hook.always && number > hook.n);
     const bool write = strcmp(c.name, "write") == 0 && c.bytes > 1;
     if (!hit || hook.strike == Strike::None) { return 0; }
-    if (hook.strike == Strike::Kill) {
-        if (!write || hook.torn) { throw Killed(); }
+    if (hook.strike == Strike::Kill || hook.strike == Strike::Dead) {
+        if (!write || hook.torn) {
+            if (hook.strike == Strike::Kill) { raise(SIGKILL); }
+            hook.dead = true;
+            return EIO;
+        }
         hook.torn = true;           // in the middle of a write: the call after it is never made
         hook.n++;
         c.bytes /= 2;
@@ -58,11 +62,11 @@ int strike(IoCall& c) {
     if (hook.strike == Strike::Interrupt) { hook.interrupted = 3; return EINTR; }       // three times in a row
     return hook.error;
 }
-int test_hook(IoCall& c) {
-    const int error = strike(c);
-    const std::string data((const char*)c.data, c.data == nullptr ? 0 : c.bytes);
-    const bool lost = error != 0 && strcmp(c.name, "fsync") == 0;
-    if (hook.tracing && (error == 0 || lost)) { hook.trace.push_back({lost ? "lost" : c.name, c.path, c.to, data}); }
+int test_hook(IoCall* c) {
+    const int error = strike(*c);
+    const std::string data((const char*)c->data, c->data == nullptr ? 0 : c->bytes);
+    const bool lost = error != 0 && !hook.dead && strcmp(c->name, "fsync") == 0;
+    if (hook.tracing && (error == 0 || lost)) { hook.trace.push_back({lost ? "lost" : c->name, c->path, c->to, data}); }
     return error;
 }
 
@@ -75,11 +79,12 @@ void check_none(const std::vector<std::string>& wrong) {
 struct Planted {
     explicit Planted(Strike strike, long n = 0, int error = 0, bool always = false) {
         hook = Hook();
-        hook.strike = strike; hook.n = n; hook.error = error; hook.always = always;
-        hook.tracing = strike == Strike::None || strike == Strike::Kill;
+        hook.strike = strike; hook.n = n; hook.error = error;
+        hook.always = always || strike == Strike::Dead;
+        hook.tracing = strike == Strike::None || strike == Strike::Dead;
         io_hook = test_hook;
     }
-    ~Planted() { io_hook = planted_fault; }
+    ~Planted() { io_hook = nullptr; }
 };
 
 // ----------------------------------------------------------------------------------------------------------
@@ -482,7 +487,7 @@ TEST_CASE("faults: the power fails anywhere in a save, the old checkpoint or the
 TEST_CASE("faults: the power fails while a save that failed, or the run after a killed one, tidies up",
           "[faults][P2]") {
     Crashes crashes;
-    for (const Strike kind : {Strike::Kill, Strike::Error}) {
+    for (const Strike kind : {Strike::Dead, Strike::Error}) {
         for (const Scene scene : scenes) {
             bool struck = true;
             for (long n = 1; struck; n++) {
@@ -500,21 +505,20 @@ TEST_CASE("faults: the power fails while a save that failed, or the run after a 
                     struck = false;
                     try {
                         save_scene(scene, out);
-                    } catch (const Killed&) {
-                        struck = true;
                     } catch (const Error&) {
                         struck = true;
                     }
                     struck = struck || hook.struck();
-                    first = kind == Strike::Kill ? hook.trace.size() : (size_t)n - 1;
+                    first = kind == Strike::Dead ? hook.trace.size() : (size_t)n - 1;
                     hook.strike = Strike::None;
+                    hook.dead = false;
                     state = next_start(out);
                     trace = hook.trace;
                 }
                 const int before = scene == FIRST_STEP ? NOTHING : OLD;
                 CHECK((state == NEW || (struck && state == before)));
                 // the checkpoint from which the next run continues stays
-                const bool kill = kind == Strike::Kill;
+                const bool kill = kind == Strike::Dead;
                 const int either = 1 << before | 1 << NEW;
                 crashes.run(strprintf("scene %d, %s at call %ld", scene, kill ? "killed" : "error", n), disk, trace,
                             std::min(first, trace.size()), crash_samples(kill ? 5 : 3), either,
@@ -536,7 +540,6 @@ namespace {
 // A run of train_gpt2 in this process: 6 steps, a checkpoint at every second one.
 struct Training : TempDir {
     std::string text;                   // what it printed
-    bool killed = false;
     int threads = max_threads();
     std::string program;                                // runs in a process of its own; "": in this one
 
@@ -571,20 +574,32 @@ struct Training : TempDir {
     }
     int run(const std::vector<std::string>& more = {}) {
         if (!program.empty()) { return start("OMP_WAIT_POLICY=passive", more); }
+        const Quiet quiet;
+        const int code = trains(more);
+        text = quiet.text();
+        return code;
+    }
+    int trains(const std::vector<std::string>& more) {
         std::vector<std::string> w = words(more);
         std::vector<char*> argv;
         for (std::string& s : w) { argv.push_back(&s[0]); }
+        return run_on_ranks(gpt2_main, GPT2_FLAG, (int)argv.size(), argv.data());
+    }
+    // Runs in a child process that is killed at its n-th call. Returns whether there was such a call.
+    bool killed_at(long n) {
         const Quiet quiet;
-        int code = -1;
-        killed = false;
-        try {
-            code = run_on_ranks(gpt2_main, GPT2_FLAG, (int)argv.size(), argv.data());
-        } catch (const Killed&) {
-            killed = true;
-            release_signals();
+        const pid_t pid = fork();
+        if (pid == 0) {
+            const Planted planted(Strike::Kill, n);
+            const int code = trains({});
+            fflush(nullptr);
+            _exit(code);
         }
+        int status = 0;
+        const bool waited = waitpid(pid, &status, 0) == pid;
         text = quiet.text();
-        return code;
+        if (!waited || (WIFEXITED(status) && WEXITSTATUS(status) != 0)) { die(EXIT_DEVICE, "%s", text.c_str()); }
+        return WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
     }
     // everything that a checkpoint holds but the flags, which name directories
     std::string bits(int step) const {
@@ -649,15 +664,10 @@ TEST_CASE("faults: a run killed at any call, and again while it resumes, ends wi
     long n = 1;
     for (bool killed = true; killed; n++) {
         Training t;
-        {
-            const Planted planted(Strike::Kill, n);
-            t.run();
-        }
-        killed = t.killed;
+        killed = t.killed_at(n);
         int least = t.last_saved();
         if (killed) {
-            const Planted planted(Strike::Kill, 1 + n * 5 % 40);
-            t.run();
+            t.killed_at(1 + n * 5 % 40);
             least = std::max(least, t.last_saved());
         }
         const std::string what = reference.resumed(t, least);
@@ -785,8 +795,8 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
     }
 }
 
-// The program itself, and what it does with $CABLE_FAULT.
-TEST_CASE("faults: CABLE_FAULT", "[faults]") {
+// The program itself, with the library before it
+TEST_CASE("faults: the program itself, at the calls that $FAULTS names", "[faults]") {
     const char* path = getenv("TRAIN_GPT2");
     const std::string program = path != nullptr && *path != '\0' ? path : "./train_gpt2";
     if (access(program.c_str(), X_OK) != 0) {
@@ -794,33 +804,38 @@ TEST_CASE("faults: CABLE_FAULT", "[faults]") {
         return;
     }
     const Reference reference(program);                 // by the same compilation of the kernels
-    const struct { const char *fault, *flags, *wanted; int code; } runs[] = {
-        {"write:9:ENOSPC", "", "CABLE_FAULT: write number 9, ", 0},
-        {"write:9:ENOSPC:always", "", "error: step 6 is not saved: ", EXIT_BAD_INPUT},
-        {"fsync:4:EIO:once", "", "warning: step 2 is not saved: ", 0},
-        {"any:40:short:always", "", "saved ", 0},
-        {"any:40:EINTR", "", "CABLE_FAULT: ", 0},
-        {"rename:2:kill", "", "CABLE_FAULT: rename number 2, ", 128 + SIGKILL},
-        {"unlink:1:EDQUOT", "", "old checkpoints could not be deleted", 0},
+    const struct { const char* call; int error; const char *what, *wanted; int code; } runs[] = {
+        {"write:9", ENOSPC, "", "", 0},
+        {"write:9", ENOSPC, ":always", "error: step 6 is not saved: ", EXIT_BAD_INPUT},
+        {"fsync:4", EIO, ":once", "warning: step 2 is not saved: ", 0},
+        {"any:40", 0, "short:always", "saved ", 0},
+        {"any:40", EINTR, "", "", 0},
+        {"rename:2", 0, "kill", "", 128 + SIGKILL},
+        {"unlink:1", EDQUOT, "", "old checkpoints could not be deleted", 0},
         // fsync number 6 is that of step 2's model
-        {"fsync:6:ENOSPC", "", "warning: step 2 is not saved: a checkpoint needs 1.", 0},
-        {"fsync:6:kill", "", "/.tmp_step_00000002/model.safetensors", 128 + SIGKILL},
-        {"wrote:9:ENOSPC:twice", "", "error: CABLE_FAULT=wrote:9:ENOSPC:twice: expected CALL:N:", EXIT_BAD_INPUT},
-        {"write:0:ENOSPC", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},
-        {"write:1:EAGAIN", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT},
-        {"write:1:EINTR:always", "", "error: CABLE_FAULT=", EXIT_BAD_INPUT}};
+        {"fsync:6", ENOSPC, "", "warning: step 2 is not saved: a checkpoint needs 1.", 0},
+        {"fsync:6", 0, "kill", "/.tmp_step_00000002/model.safetensors", 128 + SIGKILL}};
     for (const auto& r : runs) {
         Training t(program);
-        const int code = t.start(std::string("OMP_WAIT_POLICY=passive CABLE_FAULT=") + r.fault, {r.flags});
+        const std::string call = r.call, error = r.error == 0 ? "" : std::to_string(r.error);
+        const std::string fault = call + ":" + error + r.what, name = call.substr(0, call.find(':'));
+        const int code = t.start("OMP_WAIT_POLICY=passive LD_PRELOAD=build/faults.so FAULTS=" + fault, {});
         const std::string text = t.text;
-        INFO(r.fault << ": exit code " << code << "\n" << text);
+        INFO(fault << ": exit code " << code << "\n" << text);
         CHECK(code == r.code);
+        CHECK(contains(text, "FAULTS: "));
+        CHECK((name == "any" || contains(text, "FAULTS: " + name + " number " + call.substr(name.size() + 1) + ", ")));
         CHECK(contains(text, r.wanted));
-        if (code == 0 && r.flags[0] == '\0') {
+        if (code == 0) {
             CHECK(std::to_string(t.last_saved()) + read_file(t.out() + "/main.log").substr(0, 4) == "6s:0 ");
         }
         const int saved = t.last_saved();
         CHECK(reference.resumed(t, saved) == "");
         CHECK((saved == 0 || contains(t.text, "resumed from ")));
+    }
+    for (const char* fault : {"wrote:9:28", "write:-1:28", "write:1:ENOSPC", "write:1:28:twice", "write:1"}) {
+        Training t(program);
+        CHECK(t.start(std::string("LD_PRELOAD=build/faults.so FAULTS=") + fault, {}) == 99);
+        CHECK(contains(t.text, "FAULTS: expected CALL:N:WHAT[:always], got "));
     }
 }

@@ -1728,9 +1728,8 @@ TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
         check_lost(place, use.with(flags), place / strprintf("lost%d", n++));
     }
     check_lost(place, use.set("--hellaswag", place / "choices.bin"), place / "choices");
-    setenv("CABLE_FAULT", "write:1:ENOSPC", 1);                 // only once: what was kept is written at the end
-    CHECK(place.run(use.with("--eval_lengths 16").set("--out", place / "once")).code == 0);
-    unsetenv("CABLE_FAULT");
+    // only once: what was kept is written at the end
+    CHECK(run_with_faults(place, use.with("--eval_lengths 16").set("--out", place / "once"), "write:1:28").code == 0);
     CHECK(of_kind(json_lines(place / "once/log.jsonl"), "extrapolation").size() == 1);
 }
 

@@ -12,46 +12,17 @@ import termios
 import time
 import unittest
 
-from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, TRAINER, preloaded
+from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, TRAINER
 
-# Functions that answer what LACKS says, as in "flock=38 clock=-5 statvfs=0": with the number of an error, with the time
-# of the clock in seconds, with a file system of 0 blocks
-LACKING = r"""
-#define _GNU_SOURCE
-#include <errno.h>
-#include <stdlib.h>
-#include <string.h>
-#include <sys/statvfs.h>
-#include <sys/syscall.h>
-#include <sys/wait.h>
-#include <time.h>
-#include <unistd.h>
-static const char* answer(const char* call) {
-    const char* at = getenv("LACKS") == NULL ? NULL : strstr(getenv("LACKS"), call);
-    return at == NULL ? NULL : at + strlen(call) + 1;
-}
-static int fails(const char* call) {
-    if (answer(call) != NULL) { errno = atoi(answer(call)); }
-    return answer(call) != NULL;
-}
-int flock(int fd, int how) { return fails("flock") ? -1 : (int)syscall(SYS_flock, fd, how); }
-int fsync(int fd) { return fails("fsync") ? -1 : (int)syscall(SYS_fsync, fd); }
-int statvfs(const char* path, struct statvfs* s) {
-    (void)path;
-    memset(s, 0, sizeof(*s));
-    s->f_frsize = 4096;
-    s->f_blocks = s->f_bavail = answer("statvfs") == NULL ? 1 << 30 : 0;
-    return fails("statvfs") && errno != 0 ? -1 : 0;
-}
-pid_t waitpid(pid_t pid, int* status, int how) {
-    return fails("waitpid") ? -1 : (pid_t)syscall(SYS_wait4, pid, status, how, NULL);
-}
-int clock_gettime(clockid_t clock, struct timespec* t) {
-    const int result = (int)syscall(SYS_clock_gettime, clock, t);
-    if (clock == CLOCK_REALTIME && answer("clock") != NULL) { t->tv_sec = atoll(answer("clock")); }
-    return result;
-}
-"""
+FAULTS_SOURCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "faults.c")
+
+# What changes the disk, by its name in the C library: test/faults.c has to stand before each that a trainer imports.
+# Without fopen() and freopen(), which open the trace of $CABLE_TRACE and the consoles of the ranks.
+CHANGES = set("""
+    open openat creat mkstemp mkostemp tmpfile write writev pwrite pwritev sendfile splice copy_file_range
+    fsync fdatasync sync syncfs sync_file_range msync ftruncate truncate fallocate posix_fallocate close rename renameat
+    renameat2 link linkat symlink symlinkat unlink unlinkat rmdir remove mkdir mkdirat chmod fchmod utimensat futimens
+    __open_2 __open64_2 __openat_2 syscall""".split())
 
 
 class Start(unittest.TestCase):
@@ -60,7 +31,8 @@ class Start(unittest.TestCase):
         directory = tempfile.TemporaryDirectory()
         cls.addClassCleanup(directory.cleanup)
         cls.directory = directory.name
-        cls.preload = preloaded(cls.directory, "lacking", LACKING)
+        cls.library = os.path.join(cls.directory, "faults.so")
+        subprocess.run(["cc", "-shared", "-fPIC", FAULTS_SOURCE, "-o", cls.library, "-ldl"], check=True)
         cls.text = os.path.join(cls.directory, "t.txt")
         with open(cls.text, "w") as f:
             f.write("some text to learn\n" * 500)
@@ -76,12 +48,16 @@ class Start(unittest.TestCase):
                      *flags]
 
     @classmethod
-    def run_of(cls, trainer, *flags, redirections="", before=(), lacks="", **how):
-        """exit code, --out and stderr of a run"""
+    def run_of(cls, trainer, *flags, redirections="", faults=(), **how):
+        """exit code, --out and stderr of a run; faults: from when on a call has a fault, as test/faults.c says"""
         out, words = cls.command(trainer, *flags)
         shell = ["sh", "-c", f'exec "$@" {redirections}', "sh"]
-        p = subprocess.run([*shell, *before, *words], env={**ENVIRONMENT, "LACKS": lacks}, stdin=subprocess.DEVNULL,
+        planted = " ".join(f"{call}:1:{what}:always" for call, what in faults)
+        preload = ["env", f"LD_PRELOAD={cls.library}", f"FAULTS={planted}"] if faults else []
+        p = subprocess.run([*shell, *preload, *words], env=ENVIRONMENT, stdin=subprocess.DEVNULL,
                            stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, timeout=LIMIT, **how)
+        for call, _ in faults:
+            assert f"FAULTS: {call} number 1, " in p.stderr, f"{planted}: {p.stderr}"
         return p.returncode, out, p.stderr
 
     @staticmethod
@@ -151,7 +127,7 @@ class Start(unittest.TestCase):
         os.close(console)
 
     def test_a_rank_that_something_else_has_waited_for(self):
-        code, _, said = self.run_of(TRAINER, "--ranks", "2", before=self.preload, lacks=f"waitpid={errno.ECHILD}")
+        code, _, said = self.run_of(TRAINER, "--ranks", "2", faults=[("waitpid", errno.ECHILD)])
         self.assertEqual(code, 5)
         self.assertRegex(said, r"rank 0 \(process \d+\) has ended; its exit code is lost")
 
@@ -159,21 +135,32 @@ class Start(unittest.TestCase):
         """one warning for each, and the same bits"""
         for errors in (errno.ENOSYS, errno.EINVAL, 0), (errno.ENOLCK, errno.EBADF, errno.ENOSYS), 3 * (errno.ENOTSUP,):
             for trainer, ordinary in self.ordinary.items():
-                lacks = "flock={} fsync={} statvfs={}".format(*errors)
-                with self.subTest(lacks, trainer=trainer):
-                    code, out, said = self.run_of(trainer, before=self.preload, lacks=lacks)
+                faults = list(zip(("flock", "fsync", "statvfs"), errors))
+                with self.subTest(faults, trainer=trainer):
+                    code, out, said = self.run_of(trainer, faults=faults)
                     self.assertEqual(self.results(code, out), ordinary)
                     warnings = re.findall("^warning: .*not supported by its file system", said, re.M)
                     self.assertEqual(len(warnings), 3, said)
         for call in "flock", "fsync", "statvfs":
-            code, out, said = self.run_of(TRAINER, before=self.preload, lacks=f"{call}={errno.EIO}")
+            code, out, said = self.run_of(TRAINER, faults=[(call, errno.EIO)])
             self.assertEqual(code, 2, said)
             self.assertIn("Input/output error", said)
+
+    def test_no_call_that_changes_the_disk_passes_by_the_library(self):
+        def symbols(path, kind):
+            listed = subprocess.run(["nm", "-D", path], check=True, stdout=subprocess.PIPE, text=True).stdout
+            return set(re.findall(rf"^[0-9a-f ]* {kind} (\w+?)(?:64)?(?:@.*)?$", listed, re.M))
+        library = symbols(self.library, "T")
+        self.assertLess({"open", "write", "fsync", "rename", "unlink", "mkdir", "rmdir", "ftruncate", "close"}, library)
+        for trainer in TRAINER, BERT_TRAINER:
+            imported = symbols(trainer, "U") & CHANGES
+            self.assertIn("rename", imported)
+            self.assertEqual(imported - library, set())
 
     def test_clocks(self):
         for seconds, year in (2 ** 63 - 1, 9999), (-2 ** 63, 1970), (67768036191676800, 9999), (253402300799, 9999):
             with self.subTest(seconds):
-                code, out, _ = self.run_of(TRAINER, before=self.preload, lacks=f"clock={seconds}")
+                code, out, _ = self.run_of(TRAINER, faults=[("clock", seconds)])
                 self.assertEqual(self.results(code, out), self.ordinary[TRAINER])
                 with open(f"{out}/log.jsonl") as f:
                     self.assertRegex(f.read(), f'"time":"{year}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{{3}}Z"')

@@ -45,7 +45,7 @@ private:
                 n > 0 ? strtol(owner, nullptr, 10) : 0L);
         }
         const std::string pid = std::to_string((long)getpid()) + "\n";
-        check(io_truncate(fd, 0, path), "%s: cannot write: %s", path.c_str(), strerror(errno));
+        check(io_truncate(fd, 0), "%s: cannot write: %s", path.c_str(), strerror(errno));
         io_write(fd, pid.data(), pid.size(), path);
     }
 };

@@ -277,12 +277,12 @@ struct LogFile {
     // Removes the part of a line that a failed write has left, now or before the next line.
     void flush() {
         if (fd < 0 || pending.empty()) { return; }
-        check(torn < 0 || io_truncate(fd, (size_t)torn, path), "%s: cannot truncate: %s", path.c_str(),
+        check(torn < 0 || io_truncate(fd, (size_t)torn), "%s: cannot truncate: %s", path.c_str(),
               strerror(errno));
         torn = -1;
         const off_t before = lseek(fd, 0, SEEK_END);
         try { io_write(fd, pending.data(), pending.size(), path); } catch (const Error&) {
-            if (!io_truncate(fd, (size_t)before, path)) { torn = before; }
+            if (!io_truncate(fd, (size_t)before)) { torn = before; }
             throw;
         }
         pending.clear();
