@@ -89,81 +89,31 @@ inline std::string gpu_text(const Gpu& g) {
 // ----------------------------------------------------------------------------------------------------------
 // why a GPU cannot be used
 
-enum class GpuFailure { NoDriver, DriverTooOld, NoGpu, NoCode, InUse, Other };
-
 // The ARCH to give to `make` for this GPU; from 9.0 on some instructions exist in the "a" architectures only
 inline std::string gpu_arch(const Gpu& g) { return strprintf("sm_%d%d%s", g.major, g.minor, g.major >= 9 ? "a" : ""); }
 
-// nvcc's "800,900" -> "8.0, 9.0"
-inline std::string architectures_text(const char* list) {
-    std::string text;
-    for (const char* p = list; *p != '\0'; p += strcspn(p, ","), p += *p == ',') {
-        const int v = atoi(p);
-        text += strprintf("%s%d.%d", text.empty() ? "" : ", ", v / 100, v / 10 % 10);
-    }
-    return text;
-}
-
-// What to say before the first use of a GPU for which the binary has only PTX; empty: code of its generation is there,
-// or the GPU is too old. built_for: the architectures in the binary, as nvcc lists them
-inline std::string gpu_compiles(const Gpu& g, const char* built_for) {
+// Whether the binary has only PTX for this GPU. built_for: the architectures in it, as nvcc lists them: "800,900"
+inline bool gpu_compiles(const Gpu& g, const char* built_for) {
     int newest = 0;
     for (const char* p = built_for; *p != '\0'; p += strcspn(p, ","), p += *p == ',') {
-        if (atoi(p) / 100 == g.major) { return ""; }
         newest = imax(newest, atoi(p) / 100);
     }
-    if (g.major < newest) { return ""; }
-    return strprintf("this binary has code for compute capability %s: for %s of %d.%d the driver now compiles all "
-                     "kernels, which takes minutes at the first start; make train_gpt2cu ARCH=%s does it beforehand",
-                     architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, gpu_arch(g).c_str());
+    return g.major > newest;
 }
 
-// words: CUDA's own
-[[noreturn]] inline void die_of_gpu(GpuFailure failure, const Gpu& g, const char* built_for, const char* words) {
-    switch (failure) {
-    case GpuFailure::NoDriver:
-        die(EXIT_DEVICE, "no NVIDIA driver (%s): nvidia-smi should list a GPU; a container must be started with "
-            "--gpus all; ./train_gpt2 runs without a GPU", words);
-    case GpuFailure::DriverTooOld:
-        die(EXIT_DEVICE, "the NVIDIA driver serves CUDA up to %s, this binary was built with %s (%s): update the "
-            "driver, or build with CUDA %s or older by make NVCC=path", cuda_version(g.driver).c_str(),
-            cuda_version(g.runtime).c_str(), words, cuda_version(g.driver).c_str());
-    case GpuFailure::NoGpu: {
-        const char* visible = getenv("CUDA_VISIBLE_DEVICES");
-        if (visible != nullptr) {
-            die(EXIT_DEVICE, "no GPU (%s): CUDA_VISIBLE_DEVICES is '%s', which hides GPUs that nvidia-smi may list; "
-                "unset it or name one of them", words, visible);
-        }
-        die(EXIT_DEVICE, "no GPU (%s): nvidia-smi should list one; ./train_gpt2 runs without a GPU", words);
-    }
-    case GpuFailure::NoCode:
-        if (g.major < 8) {
-            die(EXIT_DEVICE, "%s has compute capability %d.%d (%s): expected 8.0 or newer, the first with bf16; "
-                "./train_gpt2 runs without a GPU", g.name.c_str(), g.major, g.minor, words);
-        }
-        die(EXIT_DEVICE, "this binary has code for compute capability %s, and none for %s of %d.%d (%s): "
-            "make train_gpt2cu ARCH=%s", architectures_text(built_for).c_str(), g.name.c_str(), g.major, g.minor, words,
-            gpu_arch(g).c_str());
-    case GpuFailure::InUse:
-        die(EXIT_DEVICE, "the GPU cannot be used now (%s): another process may hold it exclusively; nvidia-smi names "
-            "the processes and the compute mode", words);
-    case GpuFailure::Other: break;
-    }
-    die(EXIT_DEVICE, "the GPU cannot be used (%s): nvidia-smi and the kernel's log (dmesg) may tell why", words);
+// g: what is known of the GPU so far; words: CUDA's own
+[[noreturn]] inline void die_of_gpu(const Gpu& g, const char* words) {
+    std::string help = "nvidia-smi should list one, CUDA_VISIBLE_DEVICES not hide it, a container have --gpus all";
+    const bool old_driver = g.major == 0 && 0 < g.driver && g.driver < g.runtime;
+    if (old_driver) { help = "update the driver, or build with its CUDA: make NVCC=path"; }
+    if (g.major >= 8) { help = "another process may hold it: nvidia-smi; or make train_gpt2cu ARCH=" + gpu_arch(g); }
+    const std::string got = g.major == 0 ? "none" : strprintf("%s of %d.%d", g.name.c_str(), g.major, g.minor);
+    const std::string driver = g.driver == 0 ? "no driver" : "driver for " + cuda_version(g.driver);
+    die(EXIT_DEVICE, "expected a GPU of compute capability 8.0 or newer, got %s (%s; CUDA %s, %s): %s; ./train_gpt2 "
+        "runs without a GPU", got.c_str(), words, cuda_version(g.runtime).c_str(), driver.c_str(), help.c_str());
 }
 
 #if defined(__CUDACC__)
-inline GpuFailure gpu_failure(cudaError_t e, int driver) {
-    switch (e) {
-    case cudaErrorInsufficientDriver: return driver == 0 ? GpuFailure::NoDriver : GpuFailure::DriverTooOld;
-    case cudaErrorUnsupportedPtxVersion: case cudaErrorCompatNotSupportedOnDevice: return GpuFailure::DriverTooOld;
-    case cudaErrorNoDevice: case cudaErrorInvalidDevice: return GpuFailure::NoGpu;
-    case cudaErrorNoKernelImageForDevice: case cudaErrorInvalidDeviceFunction: return GpuFailure::NoCode;
-    case cudaErrorDevicesUnavailable: return GpuFailure::InUse;
-    default: return GpuFailure::Other;
-    }
-}
-
 #define GPU_TEXT(...) #__VA_ARGS__
 #define GPU_TEXT_OF(...) GPU_TEXT(__VA_ARGS__)          // its argument expanded first
 
@@ -175,10 +125,7 @@ __global__ void gpu_probe_kernel(int* out) {
 // The GPU of this process; dies with a hint if it cannot be used. This must be the first call to the device.
 inline Gpu find_gpu(int device = 0) {
     Gpu g;
-    auto must = [&](cudaError_t e) {
-        if (e == cudaSuccess) { return; }
-        die_of_gpu(gpu_failure(e, g.driver), g, GPU_TEXT_OF(__CUDA_ARCH_LIST__), cudaGetErrorString(e));
-    };
+    auto must = [&](cudaError_t e) { if (e != cudaSuccess) { die_of_gpu(g, cudaGetErrorString(e)); } };
     must(cudaRuntimeGetVersion(&g.runtime));
     must(cudaDriverGetVersion(&g.driver));
     int count = 0;
@@ -197,8 +144,11 @@ inline Gpu find_gpu(int device = 0) {
     must(cudaDeviceGetAttribute(&bits, cudaDevAttrGlobalMemoryBusWidth, device));
     g.bandwidth = 2e3 * memory_khz * bits / 8;                      // two transfers a clock
     must(cudaSetDevice(device));
-    const std::string compiles = gpu_compiles(g, GPU_TEXT_OF(__CUDA_ARCH_LIST__));
-    if (!compiles.empty() && device == 0) { fprintf(stderr, "notice: %s\n", compiles.c_str()); }
+    if (gpu_compiles(g, GPU_TEXT_OF(__CUDA_ARCH_LIST__)) && device == 0) {
+        fprintf(stderr, "notice: this binary has no code for %s: the driver compiles its kernels now, which takes "
+                "minutes at the first start; make train_gpt2cu ARCH=%s does it beforehand\n", g.name.c_str(),
+                gpu_arch(g).c_str());
+    }
     must(cudaFree(nullptr));                                        // makes the context, which all that follows needs
     cudaFuncAttributes attributes;
     must(cudaFuncGetAttributes(&attributes, gpu_probe_kernel));     // fails if no code was compiled for this GPU
