@@ -90,28 +90,24 @@ TRAINERS := train_gpt2 train_bert
 all: $(TRAINERS) $(if $(NVCC),$(TRAINERS:%=%cu)) $(B)/compile_commands.json  ## the trainers, with nvcc for CUDA too
 	@$(if $(NVCC),true,echo "no nvcc found: the CUDA builds ($(TRAINERS:%=%cu)) were left out")
 
-# Kernels are objects of their own, for all trainers of a precision. Other objects see only the declarations of their
-# launchers (base/device.h).
-KERNELS := rows product encodings causal bidirectional heads
-# Each defines the launchers of the headers after emit.h, and sees the declarations of those before it.
-rows := base/emit.h adamw.cuh classifier.cuh embedding.cuh gelu.cuh layernorm.cuh
-product := base/matrix.cuh gelu.cuh base/emit.h contrastive.cuh         # and matmul.cuh
-encodings := base/matrix.cuh base/emit.h position/layer.cuh attention/any_bias.cuh
-causal := attention/any_bias.cuh base/emit.h attention/decode.cuh       # and choose.cuh
-bidirectional := attention/any_bias.cuh base/emit.h attention/choose.cuh
-heads := attention/any_bias.cuh engine/model.cuh base/emit.h lab/heads.h
-KERNEL_SOURCE = -DKERNELS_ELSEWHERE -DCAUSAL=$(if $(filter causal,$(*F)),true,false) \
-    $(patsubst %,-include llmc/%,$($(*F))) -MT $@ -MF $(@:.o=.d) -x $(or $(LANGUAGE),c++) -c /dev/null -o $@
-$(KERNELS:%=$(B)/%.o) $(KERNELS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) $(BF16) $(KERNEL_SOURCE)
-# The objects of the other precision stay where they are; a trainer is only linked. Where several objects
-# define a function, the linker takes the first definition, so the kernels come first.
-PARTS_train_gpt2 := rows product encodings causal heads train_gpt2
-PARTS_train_bert := rows product encodings bidirectional heads train_bert
-$(foreach t,$(TRAINERS),$(eval $t: $(PARTS_$t:%=$(B)/$(if $(filter BF16,$(PRECISION)),bf16/)%.o))\
-    $(eval $(B)/bf16/$t: $(PARTS_$t:%=$(B)/bf16/%.o)))
+# How a trainer is linked. Its kernels are objects, one for each file of llmc/compiled, and all other objects see only
+# declarations (base/device.h). Where several objects define a function, the linker takes the first definition, so the
+# kernels come first.
+KERNELS := rows product encodings causal bidirectional
+GPT2 := rows product encodings causal train_gpt2
+BERT := rows product encodings bidirectional train_bert
+OBJECTS := $(B)$(if $(filter BF16,$(PRECISION)),/bf16)
+train_gpt2: $(GPT2:%=$(OBJECTS)/%.o)
+train_bert: $(BERT:%=$(OBJECTS)/%.o)
+$(B)/bf16/train_gpt2: $(GPT2:%=$(B)/bf16/%.o)
+$(B)/bf16/train_bert: $(BERT:%=$(B)/bf16/%.o)
 $(TRAINERS) $(TRAINERS:%=$(B)/bf16/%): $(B)/commit.o $(B)/precision.flags
-	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
+	$(LINK_CPU)
+LINK_CPU = $(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
+$(B)/%.o: llmc/compiled/%.cu $(B)/cpu.flags $(B)/mpi.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) -x c++ -c $< -o $@
+$(B)/bf16/%.o: llmc/compiled/%.cu $(B)/cpu.flags $(B)/mpi.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(MPI_CFLAGS) -DPRECISION_BF16 -x c++ -c $< -o $@
 # for --help; its own object, so that a commit links the trainers and compiles nothing
 $(B)/commit.o: $(B)/commit.flags
 	@echo "const char build_commit[] = \"$$(cat $<)\";" | $(CXX) -x c -c - -o $@
@@ -128,44 +124,41 @@ $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flag
 	@$(CPU_TRAINER) -E $(if $(filter -g%,$(CPU_FLAGS)),,-P) -o $@.text
 	@{ cat $(B)/cpu.flags $(B)/mpi.flags && echo '$(LEVEL)'; } >>$@.text
 	@if cmp -s $@.text $@.read && [ -e $@ ]; then touch $@; else set -x; $(CPU_TRAINER) -c -o $@ && mv $@.text $@.read; fi
-# CUDA: the kernels of rows and products are two objects; the trainer's has the rest, and compiles if a line has changed
-# that it reads of its sources. Of a header of ROWS it reads what stands before the kernels.
-ROWS := $(filter-out base/emit.h,$(rows) $(product)) matmul.cuh
-PARTS_cuda := $(B)/cuda/rows.o $(B)/cuda/product.o
+# CUDA: rows and product are objects. A trainer's object has the other kernels, and is compiled again if a line has
+# changed that it reads of its sources: of a header of those two, what stands before the kernels.
 CUDA_COMPILE = $(NVCC) $(NVCC_FLAGS) -MMD -MP
-CUDA_READ = { cat $(B)/cuda.flags; \
-    for f in $$(grep -os '[^ :]*[.]\(cu\|cuh\|h\)\>' $(@:.o=.d) | sort -u); do case " $(ROWS:%=./llmc/%) " in \
-    *" $$f "*) sed '/^\#if !defined(KERNELS_ELSEWHERE)/,$$d' $$f;; *) cat $$f;; esac; done; }
-$(PARTS_cuda): LANGUAGE := cu
-$(PARTS_cuda): $(B)/cuda.flags
-	$(CUDA_COMPILE) $(KERNEL_SOURCE)
+CUDA_OBJECT = -MT $@ -MF $(@:.o=.d) -x cu -c $< -o $@
+CUDA_READ = { cat $(B)/cuda.flags; for f in $$(grep -os '[^ :]*[.]\(cu\|cuh\|h\)\>' $(@:.o=.d) | sort -u); do \
+    sed '/^\#if !defined(LAYERS_ELSEWHERE)/,$$d' $$f; done; }
+$(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(B)/cuda/rows.o $(B)/cuda/product.o $(B)/commit.o
+	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
+$(B)/cuda/%.o: llmc/compiled/%.cu $(B)/cuda.flags
+	$(CUDA_COMPILE) $(CUDA_OBJECT)
 $(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
 	@$(NVCC_FOUND)
-	@if [ -e $@ ] && $(CUDA_READ) | cmp -s - $@.read; then touch $@; else set -x; $(CUDA_COMPILE) -DKERNELS_ELSEWHERE \
-	    $(ROWS:%=-include llmc/%) -include llmc/base/emit.h -MT $@ -MF $(@:.o=.d) -x cu -c $< -o $@; fi
+	@if [ -e $@ ] && $(CUDA_READ) | cmp -s - $@.read; then touch $@; \
+	    else set -x; $(CUDA_COMPILE) -DLAYERS_ELSEWHERE $(CUDA_OBJECT); fi
 	@$(CUDA_READ) >$@.read
-$(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(PARTS_cuda) $(B)/commit.o
-	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
 # With checksums of every tensor after every kernel (dev/trace.h)
 trace: $(TRAINERS:%=$(B)/trace/%) $(if $(NVCC),$(TRAINERS:%=$(B)/trace/%cu))  ## the trainers for scripts/part.py
 $(TRAINERS:%=$(B)/trace/%.o): $(B)/trace/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
 	$(CPU_TRAINER) -include dev/trace.h -c -o $@
-$(foreach t,$(TRAINERS),$(eval $(B)/trace/$t: $(patsubst %,$(B)/%.o,$(filter-out $t,$(PARTS_$t)) trace/$t)))
+$(B)/trace/train_gpt2: $(patsubst %,$(B)/%.o,$(GPT2:train_%=trace/train_%))
+$(B)/trace/train_bert: $(patsubst %,$(B)/%.o,$(BERT:train_%=trace/train_%))
 $(TRAINERS:%=$(B)/trace/%): $(B)/commit.o
-	$(CXX) $(filter %.o,$^) -o $@ $(CPU_LIBS) $(MPI_LIBS)
+	$(LINK_CPU)
 $(TRAINERS:%=$(B)/trace/%cu): $(B)/trace/%cu: %.cu $(B)/cuda.flags $(B)/commit.o
 	$(CUDA_COMPILE) -include dev/trace.h -MT $@ -MF $@.d $< $(B)/commit.o -o $@ $(CUDA_LIBS)
 
 # Attention for PyTorch (docs/torch.md): the kernels of both trainers as a library, whose names stay its own
 torch: $(B)/libcable.so $(if $(NVCC),$(B)/libcablecu.so)  ## attention as a library for PyTorch
 LIBRARY_FLAGS := -DLIBRARY_BUILD -fPIC -fvisibility=hidden
-LIBRARY_PARTS := $(patsubst %,$(B)/pic/%.o,encodings causal bidirectional)
-$(LIBRARY_PARTS): $(B)/cpu.flags
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) $(KERNEL_SOURCE)
+$(B)/pic/%.o: llmc/compiled/%.cu $(B)/cpu.flags
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) -x c++ -c $< -o $@
 $(B)/pic/library.o: dev/torch/library.cu $(B)/cpu.flags
 	@dev/install.sh --check build
-	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) -DKERNELS_ELSEWHERE -MF $(@:.o=.d) -x c++ -c $< -o $@
-$(B)/libcable.so: $(LIBRARY_PARTS) $(B)/pic/library.o
+	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) -DKERNELS_ELSEWHERE -x c++ -c $< -o $@
+$(B)/libcable.so: $(patsubst %,$(B)/pic/%.o,encodings causal bidirectional library)
 	$(CXX) -shared $^ -o $@ $(CPU_LIBS)
 $(B)/libcable_simt.so: dev/torch/library.cu $(B)/simt.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) $(LIBRARY_FLAGS) -DFEW_POSITIONS -MT $@ -MF $@.d -x c++ -c $< -o $(@:.so=.o)
@@ -192,8 +185,8 @@ TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard 
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main model/% programs/% ranks/%,$*),-O0) \
 	    $(if $(filter files/% layers/% oracle_positions text/% model/test_one_file,$*),-O1) $(TEST_SOURCE)
-$(KERNELS:%=$(B)/asan/%.o): $(B)/asan.flags
-	$(CCACHE) $(CXX) $(ASAN_FLAGS) $(KERNEL_SOURCE)
+$(B)/asan/%.o: llmc/compiled/%.cu $(B)/asan.flags
+	$(CCACHE) $(CXX) $(ASAN_FLAGS) -x c++ -c $< -o $@
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -O0 -fno-sanitize=null,alignment $(TEST_SOURCE)
 $(LAUNCHING:%=$(B)/test/%): $(KERNELS:%=$(B)/%.o) $(B)/test/oracle_positions.o

@@ -30,8 +30,8 @@ cd build/edit_loop
 edit() {
     local line="inline int edited_$2() { return 1; }"
     if [ "$1" = - ]; then rm -rf build
-    elif grep -q '^#if !defined(KERNELS_ELSEWHERE)' "$1"; then
-        sed -i "0,/^#if !defined(KERNELS_ELSEWHERE)/s//&\n$line/" "$1"
+    elif grep -q '^#if !defined([A-Z]*_ELSEWHERE)' "$1"; then
+        sed -i "0,/^#if !defined([A-Z]*_ELSEWHERE)/s//&\n$line/" "$1"
     else
         echo "$line" >>"$1"
     fi

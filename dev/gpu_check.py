@@ -165,7 +165,7 @@ def needed(visit):
 
 
 def compile_all(stage, visit):
-    patterns = ("Makefile train_*.cu dev/gpu_* dev/torch/*.cu llmc/**/*.*h test/*.* test/*/*.h test/simt/*.cu "
+    patterns = ("Makefile train_*.cu dev/gpu_* dev/torch/*.cu llmc/**/*.* test/*.* test/*/*.h test/simt/*.cu "
                 "test/ranks/*.cu").split()
     names = sorted(name for pattern in patterns for name in glob.glob(pattern, recursive=True))
     sources = hashlib.sha256(b"".join(name.encode() + pathlib.Path(name).read_bytes() for name in names)).hexdigest()

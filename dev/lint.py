@@ -17,7 +17,7 @@ import sys
 # that stand on another floor than their folder does.
 FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/attention", "llmc/attention.cuh"],
           ["llmc/engine"], ["llmc/engine/text"], ["llmc/engine/files"], ["llmc/engine/ranks"],
-          ["llmc/engine/model.cuh"], ["llmc/engine/run"], ["llmc/lab"], ["trainers"]]
+          ["llmc/engine/model.cuh"], ["llmc/engine/run"], ["llmc/lab"], ["trainers", "llmc/compiled"]]
 
 # the top level: these directories and files, and what begins with a dot
 PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"

@@ -88,7 +88,7 @@ inline double gradient_norm(double* partial, const float* grads, size_t n, Strea
     return gradient_norm_end(host.data(), host.size());
 }
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 // What (floatX) rounds to the copy of w. A bf16 is the upper half of a float32. Adding 16 random bits to the lower half
 // carries into the upper one with a probability that is w's place between its two neighbours.
 __device__ inline float draw_copy(float w, uint64_t key, size_t i) {

@@ -24,7 +24,7 @@ void classifier_float(float* losses, float* hits, float* logits, const int* targ
 // *sum = the sum of N losses, in a fixed order
 void loss_sum(double* sum, const float* losses, size_t N, Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 // e^(x - top), top the same for the whole row. A bf16 logit is itself off by 2^-9 of its size.
 template <class Logit> __device__ inline float exp_from(float x, float top) {
     return sizeof(Logit) == 2 ? rough_exp(x, top) : fast_exp(x - top);

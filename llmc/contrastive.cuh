@@ -50,7 +50,7 @@ struct ContrastiveBuffers {
     void release() { device_free(emb); }
 };
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 constexpr int POOLING_COLUMNS = 256;            // of one block
 constexpr int POOLING_TOKENS = 32;              // in one partial sum
 

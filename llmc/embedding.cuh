@@ -88,7 +88,7 @@ void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, i
 // out (N,C) += row (C)
 void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 // One block per token.
 __global__ void embedding_forward_kernel(floatX* out, const int* tokens, const floatX* wte, int C) {
     const size_t n = blockIdx.x;

@@ -19,7 +19,7 @@ void gelu_forward(floatX* out, const floatX* inp, size_t N, Gelu form, Stream st
 void gelu_backward(floatX* dinp, float* dbias, float* scratch, const floatX* dout, const floatX* inp, size_t N, int C,
                    Gelu form, Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 constexpr float GELU_TWO_SQRT_2_PI = 1.5957691216f;     // 2 sqrt(2/pi)
 constexpr float GELU_CUBE = 0.044715f;
 constexpr float INV_SQRT_2_PI = 0.398942280f;           // 1 / sqrt(2 pi)

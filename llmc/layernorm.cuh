@@ -16,7 +16,7 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
                         const floatX* inp, const float* mean, const float* rstd, const floatX* weight, size_t N,
                         int C, Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 // A lane's packs of a row are number lane, lane + lanes, ... On a GPU it keeps up to ROW_KEPT of them in registers: all
 // are loaded at once, before the first is needed. KEPT is their number, a constant. It is 0 on a CPU and where a row is
 // longer; then each step reads the row again, from the cache.

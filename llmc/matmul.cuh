@@ -40,7 +40,7 @@ void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const fl
 void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
                   Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 // A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
 struct MatmulArgs {
     floatX* out;                    // null: the product is added to sum

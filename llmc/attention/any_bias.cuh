@@ -147,3 +147,34 @@ LAUNCHER void with_bias(const PositionView& view, const std::function<void(const
 }
 #endif
 #endif
+
+// ----------------------------------------------------------------------------------------------------------
+// (rows,n): B_ij of (batch, head) bh, queries i0 .. i0+rows-1 and n keys; causal: 0 where j > i
+std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream);
+
+#if !defined(KERNELS_ELSEWHERE)
+// One block a row
+template <class Bias>
+__global__ void attention_bias_kernel(float* out, Bias bias, int bh, int i0, int n, bool causal) {
+    const int i = i0 + (int)blockIdx.x;
+    float* row = out + (size_t)blockIdx.x * n;
+    for (int j0 = 0; j0 < n; j0 += ATTENTION_TILE) {
+        const auto tile = bias.tile(bh, i, j0);
+        for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < n; c += blockDim.x) {
+            row[j0 + c] = !causal || j0 + c <= i ? tile(0, c) : 0.0f;
+        }
+    }
+}
+
+LAUNCHER std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream) {
+    std::vector<float> host((size_t)rows * n);
+    with_bias(view, [&](auto bias) {
+        float* out = (float*)device_malloc(sizeof(float) * host.size());
+        launch(attention_bias_kernel<decltype(bias)>, Grid((size_t)rows, 128, 0, stream), out, bias, bh, i0, n,
+               view.causal);
+        copy_to_host(host.data(), out, sizeof(float) * host.size(), stream);
+        device_free(out);
+    });
+    return host;
+}
+#endif

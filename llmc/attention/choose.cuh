@@ -101,13 +101,6 @@ void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const 
     });
 }
 
-#if defined(KERNELS_HERE) && defined(CAUSAL)
-template void attention_forward<CAUSAL>(floatX*, float*, float*, const floatX*, const PositionView&, int, int, int,
-                                        Stream);
-template void attention_backward<CAUSAL>(floatX*, float*, const floatX*, const floatX*, const floatX*, const float*,
-                                         const PositionView&, int, int, Stream);
-#endif
-
 LAUNCHER double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream) {
     if (v.mask.exists() || !skips_tiles(T, v)) { return 1.0; }
     return chosen_share(scratch, v, T, stream);

@@ -42,10 +42,19 @@ constexpr bool ON_GPU = false;
 #define __launch_bounds__(...)
 #endif
 
-// A layer's header begins with the declarations of its launchers. Kernels and launchers follow, and `make` compiles
-// them as objects of their own (emit.h). Programs that are linked with these see only the declarations
-// (KERNELS_ELSEWHERE), so that an edit of a kernel compiles one small object. Without either, all is in one place.
+// A layer's header begins with the declarations of its launchers; kernels and launchers follow. `make` compiles them
+// in llmc/compiled, whose files define KERNELS_HERE. Everything else is compiled with KERNELS_ELSEWHERE, sees only
+// declarations, and is linked with these objects, so that an edit of a kernel compiles one small object. In CUDA only
+// rows.cu and product.cu are objects: a trainer is compiled with LAYERS_ELSEWHERE, sees their launchers' declarations,
+// and has the other kernels itself. Without these macros, all is in one place.
+#if defined(KERNELS_HERE)
+#define LAUNCHER inline __attribute__((used))           // in the object even if nothing there calls it
+#else
 #define LAUNCHER inline
+#endif
+#if defined(KERNELS_ELSEWHERE)
+#define LAYERS_ELSEWHERE
+#endif
 
 // What parameters and activations are stored as: make PRECISION=BF16 or FP32; without it bf16 on a GPU and float32 on a
 // CPU. Sums are float32 everywhere.

@@ -155,7 +155,7 @@ void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, si
 // out (C) += the sum of the rows of x (N,C). scratch: MAX_SLABS * C floats
 void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream);
 
-#if !defined(KERNELS_ELSEWHERE)
+#if !defined(LAYERS_ELSEWHERE)
 constexpr int SLAB_WARPS = 4;
 __host__ __device__ inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), MAX_SLABS); }
 // of kernels that call slab_sums

@@ -21,42 +21,12 @@
 #include "../engine/files/safetensors.h"
 #include "../engine/model.cuh"
 
-// out (rows,n): B_ij of (batch, head) bh for i = i0 .. i0+rows-1 and n keys; causal: 0 where j > i
-std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream);
-
 // count elements of an array on the device
 template <class T> std::vector<T> on_host(const T* device, size_t count, Stream stream) {
     std::vector<T> host(count);
     copy_to_host(host.data(), device, sizeof(T) * count, stream);
     return host;
 }
-
-#if !defined(KERNELS_ELSEWHERE)
-// One block a row
-template <class Bias>
-__global__ void bias_rows_kernel(float* out, Bias bias, int bh, int i0, int n, bool causal) {
-    const int i = i0 + (int)blockIdx.x;
-    float* row = out + (size_t)blockIdx.x * n;
-    for (int j0 = 0; j0 < n; j0 += ATTENTION_TILE) {
-        const auto tile = bias.tile(bh, i, j0);
-        for (int c = threadIdx.x; c < ATTENTION_TILE && j0 + c < n; c += blockDim.x) {
-            row[j0 + c] = !causal || j0 + c <= i ? tile(0, c) : 0.0f;
-        }
-    }
-}
-
-LAUNCHER std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream) {
-    std::vector<float> host;
-    with_bias(view, [&](auto bias) {
-        const size_t count = (size_t)rows * n;
-        float* out = (float*)device_malloc(sizeof(float) * count);
-        launch(bias_rows_kernel<decltype(bias)>, Grid((size_t)rows, 128, 0, stream), out, bias, bh, i0, n, view.causal);
-        host = on_host(out, count, stream);
-        device_free(out);
-    });
-    return host;
-}
-#endif
 
 // The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
 inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
