@@ -36,9 +36,9 @@ def parser(description, out, encodings=("gpt2", "bert")):
     p = console.parser(description)
     p.add_argument("--out", default=out, help=f"directory to write the shards to [{out}]")
     p.add_argument("--encoding", choices=encodings, default=encodings[0],
-                   help=f"gpt2: byte-pair encoding; bert: uncased WordPiece, [CLS] document [SEP] [{encodings[0]}]")
+                   help=f"gpt2: byte-pair encoding; bert: WordPiece, [CLS] document [SEP] [{encodings[0]}]")
     p.add_argument("--tokenizer", metavar="DIR", help="directory of the vocabulary: encoder.json and vocab.bpe, "
-                   "vocab.txt, or a byte-level tokenizer.json [downloaded]")
+                   "vocab.txt, or a byte-level or WordPiece tokenizer.json [downloaded]")
     p.add_argument("--local", metavar="DIR", help="read the source from files in DIR; the source is not downloaded")
     p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
     p.add_argument("--workers", type=console.processes, default=os.cpu_count() or 1,
@@ -65,9 +65,9 @@ def add_stream_flags(p, val_tokens=SHARD_TOKENS):
                    "about three times this, plus 150 MB per worker [256]")
 
 
-def add_max_tokens(p, most):
+def add_max_tokens(p, most, of=""):
     p.add_argument("--max_tokens", type=lambda text: natural(text, 3), default=most,
-                   help=f"tokens of the longest document, including [CLS] and [SEP] [{most}]")
+                   help=f"tokens of the longest document{of}, including [CLS] and [SEP] [{most}]")
 
 
 # Files that exist whole or not at all ---------------------------------------------------------------------------------

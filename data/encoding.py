@@ -1,10 +1,11 @@
 """encoding.py -- text to token ids on all cores: byte-pair encoding, GPT-2's (tiktoken) or a tokenizer.json's with
-GPT-2's split into words (tokenizers), and BERT's WordPiece (tokenizers).
+GPT-2's split into words (tokenizers), and WordPiece, BERT's or a tokenizer.json's (tokenizers).
 
 A document arrives in pieces (sources.py), cut only where no token can span the cut, so that the pieces encoded one by
 one give the ids of the whole document. In a shard a document is framed as the trainer reads it: GPT-2 writes
 <|endoftext|> before it, BERT writes [CLS] document [SEP].
 """
+import contextlib
 import glob
 import hashlib
 import itertools
@@ -12,6 +13,7 @@ import json
 import multiprocessing
 import os
 import signal
+import sys
 import threading
 from collections import deque
 from concurrent.futures import ProcessPoolExecutor
@@ -120,6 +122,39 @@ class GPT2:
         return self.encoding.decode_bytes([int(i) for i in ids]).decode("utf-8", "replace")
 
 
+@contextlib.contextmanager
+def silent_stderr():
+    """nothing reaches stderr: tokenizers, which is written in Rust, prints a backtrace before it raises"""
+    sys.stderr.flush()
+    kept = os.dup(2)
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def tokenizer_of(text, path, plain):
+    """The tokenizer that a tokenizer.json describes; a file may ask to cut texts or to fill them up, which is undone.
+    plain: special tokens that a text spells are plain text."""
+    tokenizers = need("tokenizers")
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"          # several processes share the work already
+    try:
+        with silent_stderr():
+            made = tokenizers.Tokenizer.from_str(text)
+    except (KeyboardInterrupt, SystemExit, MemoryError):
+        raise
+    except BaseException as e:      # it raises a plain Exception, or for damage PanicException, a BaseException
+        why = (str(e).splitlines() or [type(e).__name__])[0][:200]
+        raise BadInput(f"{path}: expected a tokenizer.json, but Python's tokenizers cannot read it ({why})") from None
+    made.no_truncation()
+    made.no_padding()
+    made.encode_special_tokens = plain
+    return made
+
+
 class ByTokenizers:
     """an encoding by the library tokenizers"""
 
@@ -135,8 +170,7 @@ class BPE(ByTokenizers):
     name = "bpe"
 
     def __init__(self, directory):
-        tokenizers = need("tokenizers")
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
+        decoders = need("tokenizers").decoders
         check_directory(directory, "tokenizer.json")
         path = tokenizer_json(directory) or os.path.join(directory, "tokenizer.json")
         table = console.read_object(path)
@@ -157,12 +191,13 @@ class BPE(ByTokenizers):
             self.header = len(ids), ids["<|endoftext|>"]
             if sorted(ids.values()) != list(range(min(len(ids), 1 << 16))):
                 raise ValueError(f"{len(ids):,} tokens")
-            plain = {**table, "added_tokens": [], "post_processor": None, "truncation": None, "padding": None}
-            self.tokenizer = tokenizers.Tokenizer.from_str(json.dumps(plain))
-        except Exception as e:      # tokenizers raises a plain Exception
+        except (AttributeError, KeyError, TypeError, ValueError) as e:
             raise BadInput(f"{path}: expected a byte-level BPE without a normalizer, with GPT-2's split into words, "
-                           f"<|endoftext|> and at most 65,536 tokens ({type(e).__name__}: {e})") from None
-        self.tokenizer.decoder = tokenizers.decoders.ByteLevel()
+                           f"<|endoftext|> and at most 65,536 tokens ({type(e).__name__}: {e}); WordPiece needs "
+                           "--encoding bert") from None
+        plain = json.dumps({**table, "added_tokens": [], "post_processor": None})
+        self.tokenizer = tokenizer_of(plain, path, True)
+        self.tokenizer.decoder = decoders.ByteLevel()
         self.frame = ([self.header[1]], [])
 
     def decode(self, ids):
@@ -177,21 +212,22 @@ class BERT(ByTokenizers):
 
     def __init__(self, directory=None):
         if not directory:
-            raise BadInput("expected BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased")
+            raise BadInput("expected BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased, or "
+                           "with any WordPiece tokenizer.json")
         tokenizers = need("tokenizers")
         os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
         check_directory(directory, "vocab.txt")
         self.path = directory if os.path.isfile(directory) else first_file(directory, ("vocab.txt",))
         if self.path is None:
-            raise BadInput(f"{directory}: expected BERT's vocab.txt there")
+            raise BadInput(f"{directory}: expected BERT's vocab.txt or a WordPiece tokenizer.json there")
         with open_regular(self.path) as f:
             text = f.read()
         self.sha256 = hashlib.sha256(text).hexdigest()
         size, _, known = VOCABULARIES["bert"]
         if self.sha256 != known:
             raise BadInput(f"{self.path}: an unknown vocabulary: expected bert-base-uncased's {size} lines with sha256 "
-                           f"{known[:12]}..., got {text.count(10)} with {self.sha256[:12]}...; altered copies exist "
-                           "under the same name")
+                           f"{known[:12]}..., got {text.count(10)} with {self.sha256[:12]}...; any other needs its "
+                           "tokenizer.json, which says how a text is split")
         self.tokens = text.decode("utf-8").split("\n")[:size]
         vocab = {token: i for i, token in enumerate(self.tokens)}
         model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
@@ -205,7 +241,36 @@ class BERT(ByTokenizers):
         return " ".join(words).replace(" ##", "")
 
 
-ENCODINGS = {"gpt2": GPT2, "bpe": BPE, "bert": BERT}
+class WordPiece(ByTokenizers):
+    """the WordPiece of a tokenizer.json; a special token that is spelled in a document is plain text"""
+    name = "wordpiece"
+    # how a text may be split: at each white space at least, where a document is cut into pieces
+    SPLITS = ("BertPreTokenizer", "Whitespace", "WhitespaceSplit")
+
+    def __init__(self, directory):
+        check_directory(directory, "tokenizer.json")
+        path = tokenizer_json(directory)
+        table = console.read_object(path)
+        self.sha256 = sha256_of(path)
+        self.tokenizer = tokenizer_of(json.dumps({**table, "post_processor": None}), path, True)
+        split = table.get("pre_tokenizer") or {}
+        splits = {step["type"] for step in split.get("pretokenizers", [split]) if "type" in step}
+        vocab = self.tokenizer.get_vocab(with_added_tokens=True)
+        needed = "[CLS]", "[SEP]", table["model"].get("unk_token", "[UNK]")
+        missing = [name for name in needed if name not in vocab]
+        if table["model"].get("type") != "WordPiece" or missing or not splits.intersection(self.SPLITS) or sorted(
+                vocab.values()) != list(range(min(len(vocab), 1 << 16))):
+            raise BadInput(f"{path}: expected WordPiece with [CLS], [SEP], [UNK] and at most 65,536 tokens, which "
+                           f"splits a text at white space; got {table['model'].get('type')} with {len(vocab):,} tokens"
+                           + "".join(f", no {name}" for name in missing) + f", split by {sorted(splits)}")
+        self.tokens = sorted(vocab, key=vocab.get)
+        self.header = len(vocab), vocab["[SEP]"]
+        self.frame = [vocab["[CLS]"]], [vocab["[SEP]"]]
+
+    decode = BERT.decode
+
+
+ENCODINGS = {"gpt2": GPT2, "bpe": BPE, "bert": BERT, "wordpiece": WordPiece}
 
 
 def tokenizer_json(directory):
@@ -215,13 +280,20 @@ def tokenizer_json(directory):
 
 
 def encoding_of(name, directory):
-    """bpe in place of gpt2 if a directory has a tokenizer.json, and not GPT-2's vocabulary under its own names"""
-    if name != "gpt2" or not directory or not tokenizer_json(directory):
-        return name
-    try:
-        gpt2_ranks(directory)
-    except BadInput:
-        return "bpe"
+    """the encoding of a directory whose tokenizer.json is not GPT-2's or BERT's vocabulary under its own names: bpe in
+    place of gpt2, wordpiece in place of bert"""
+    path = tokenizer_json(directory) if directory else None
+    if path and name != "gpt2":
+        vocab = first_file(directory, ("vocab.txt",))
+        if name == "bert" and vocab and sha256_of(vocab) == VOCABULARIES["bert"][2]:
+            return "bert"
+        model = console.read_object(path).get("model")
+        return "wordpiece" if name == "bert" or model and model.get("type") == "WordPiece" else name
+    if path:
+        try:
+            gpt2_ranks(directory)
+        except BadInput:
+            return "bpe"
     return name
 
 

@@ -4,6 +4,7 @@
     data/text.py --out data/mine corpus/ more.jsonl.gz
     data/text.py --out data/mine --documents line dump.txt.gz
     data/text.py --out data/pairs --pairs sentence corpus/      pairs to train a retriever on, as text
+    data/text.py --out data/pairs --pairs sentence --encoding bert --tokenizer DIR corpus/      as shards
 
 Source    the files you name and those below the directories you name, sorted, also as .gz .xz .bz2 .zst: plain text
           as .txt .md .raw .tokens, JSON lines as .jsonl .ndjson .jl .jsonlines .json, tables as .parquet .csv .tsv
@@ -26,18 +27,24 @@ for scripts/retrieve.py. A paragraph is the text between blank lines of a docume
     title       the first line of the document and the rest of the document
 White space becomes single spaces, passages are cut after 64 KB, and a sentence is the first if it ends with . ! or ?
 before a space and has 4 words. Pairs of fewer than 4 and 8 words (a title: 1 and 8) are skipped, and so is one that has
-a held-out text. --seed decides the order of the documents, and so which are held out; --encoding, --tokenizer,
---shard_tokens, --val_tokens and --workers play no part.
+a held-out text. --seed decides the order of the documents, and so which are held out.
+
+A BERT of WordPiece reads pairs as shards: --encoding bert writes text_pairs_000000.bin and so on, in groups of two
+documents, and text_val_queries.bin, text_val_corpus.bin and text_val_qrels.tsv; the text of the pairs is then in
+OUT/text. --tokenizer names a WordPiece tokenizer.json, without it bert-base-uncased's vocabulary is downloaded.
+    lines       makes shards of pairs that there are: lines of QUERY tab PASSAGE, or QUERY tab PASSAGE tab NEGATIVE, as
+                text_lines_000000.bin; of lines without a tab it makes a collection to search, which the lines' numbers
+                name, from 0 on
 """
 import hashlib
 import os
 import re
 
-from build import Stream, build, numbered, stream_kwargs
-from common import (MANIFEST, BadInput, Manifest, add_stream_flags, check_own, flat, locked, natural, parser,
-                    read_manifest, run, say, write_file)
+from build import Stream, build, numbered, single, stream_kwargs
+from common import (MANIFEST, BadInput, Manifest, add_max_tokens, add_stream_flags, check_own, console, flat, locked,
+                    natural, parser, read_manifest, run, say, write_file)
 from download import vocabulary
-from sources import PIECE_BYTES, SPLITTERS, Reader, files_in, report, windows
+from sources import PIECE_BYTES, SPLITTERS, Piece, Reader, files_in, new_counts, report, windows
 
 RULES = ("sentence", "halves", "title")
 QUERY_WORDS, PASSAGE_WORDS, PASSAGE_BYTES = 4, 8, 1 << 16
@@ -161,6 +168,50 @@ def build_pairs(directory, rule, stream, val_pairs):
         say(f"{found['train_pairs']:,} pairs to train on, {len(held_out):,} held out; wrote {manifest.path}")
 
 
+class Lines(Reader):
+    """Lines of documents that tabs separate: each line is a group. A document that is a line gets its number as its
+    name."""
+
+    def __init__(self, paths):
+        super().__init__("line")
+        first = next((self.fields(u, new_counts(), [0]) for u in self.units(paths)), iter(()))
+        self.group = len(next(first, (0, [b""]))[1])
+        self.paths = paths
+
+    def fields(self, unit, counts, progress):
+        """(number of the line, its documents) of each line that is not empty"""
+        before, parts = counts["documents"] + counts["empty"], []
+        for piece in super().pieces(unit, counts, progress):
+            parts.append(piece.text)
+            if piece.last:
+                yield counts["documents"] + counts["empty"] - before, b"".join(parts).replace(b"\0", b" ").split(b"\t")
+                parts = []
+
+    def pieces(self, unit, counts, progress):
+        for line, fields in self.fields(unit, counts, progress):
+            if len(fields) != self.group or not all(text.strip() for text in fields):
+                raise BadInput(f"{unit.path}: line {line}: expected {self.group} texts separated by tabs, as in the "
+                               f"first line of {self.paths[0]}, got {sum(bool(text.strip()) for text in fields)}")
+            yield Piece(b"\0".join(fields), True, True, str(counts["documents"] - 1) if self.group == 1 else "")
+
+
+def build_groups(args, paths, text):
+    """Writes the shards of files of lines; text: the directory of build_pairs(), whose held-out texts are written too.
+    """
+    reader = Lines(paths)
+    if reader.group > 3:
+        raise BadInput(f"{paths[0]}: line 1: expected at most 3 texts separated by tabs, got {reader.group}")
+    streams = [Stream("pairs" if text else "lines", reader, paths, group=reader.group,
+                      **numbered("text", args.shard_tokens, split="pairs" if text else "lines"))]
+    extra, held = {}, os.path.join(text, "text_val_qrels.tsv") if text else ""
+    if os.path.exists(held):
+        extra["text_val_qrels.tsv"] = console.read_bytes(held)
+        for name in "queries", "corpus":
+            path = [os.path.join(text, f"text_val_{name}.txt")]
+            streams.append(Stream(name, Lines(path), path, group=1, **single(f"text_val_{name}.bin")))
+    build(args.out, streams, "bert", vocabulary(args), args.workers, {"name": "text"}, args.max_tokens, extra)
+
+
 def val_tokens_of(directory, paths):
     """The default: a token for 46 bytes of the files. An earlier version's shards, which had no validation split by
     default, are continued without one."""
@@ -183,13 +234,19 @@ def main(argv):
     p.add_argument("--column", default="text", help="the field of JSON or column of a table with the text [text]")
     p.add_argument("--text", action="store_true", help="the files that you name are plain text if their endings are "
                    "of no known kind; without it they are refused")
-    p.add_argument("--pairs", choices=RULES, help="write pairs for a retriever instead of shards, by this rule")
+    p.add_argument("--pairs", choices=(*RULES, "lines"), help="write pairs for a retriever, by this rule")
     p.add_argument("--val_pairs", type=natural, default=1000, help="pairs held out, as a collection to search [1000]")
+    add_max_tokens(p, 512, " of --pairs")
     args = p.parse_args(argv)
     inputs = args.inputs + [args.local] * bool(args.local)
     if not inputs:
         raise BadInput("expected an input: name files or directories (see --help)")
     paths = files_in(inputs, any_kind=args.text, out=args.out)
+    if args.pairs == "lines":
+        if args.encoding != "bert":
+            raise BadInput("--pairs lines: makes shards of lines for WordPiece: give --encoding bert and --tokenizer; "
+                           "a model of bytes reads the lines as they are")
+        return build_groups(args, paths, None)
     if args.pairs:
         args.val_tokens = 0
     elif args.val_tokens is None:
@@ -197,7 +254,10 @@ def main(argv):
     shards = numbered("text", args.shard_tokens, args.val_tokens)
     stream = Stream("text", Reader(args.documents, args.column), paths, **shards, **stream_kwargs(args))
     if args.pairs:
-        build_pairs(args.out, args.pairs, stream, args.val_pairs)
+        text = os.path.join(args.out, "text") if args.encoding == "bert" else args.out
+        build_pairs(text, args.pairs, stream, args.val_pairs)
+        if args.encoding == "bert":
+            build_groups(args, [os.path.join(text, "text_train_pairs.txt")], text)
     else:
         build(args.out, [stream], args.encoding, vocabulary(args), args.workers, {"name": "text"})
         if not args.val_tokens:

@@ -195,10 +195,10 @@ inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialToke
     return pairs;
 }
 
-// The vocabulary of a new model if no token file decides it: text is read as bytes, except with --tokenizer.
+// The vocabulary of a new model that is trained on pairs: --tokenizer's, or BERT's for shards and bytes for text
 inline int pairs_vocab(const Options& o) {
-    if (o.pairs.size() <= 4 || !ends_with(o.pairs, ".txt")) { return BERT_VOCAB; }               // shards of BERT's ids
-    const int V = o.tokenizer.empty() ? 256 : Tokenizer::load(o.tokenizer).vocab_size();
+    if (o.tokenizer.empty()) { return ends_with(o.pairs, ".txt") ? BYTE_VOCAB : BERT_VOCAB; }
+    const int V = Tokenizer::load(o.tokenizer).vocab_size();
     return V == 256 ? BYTE_VOCAB : V;
 }
 

@@ -1252,6 +1252,132 @@ class TokenizerJson(Case):
                                self.write("a.txt", self.TEXT), code=2)
             self.assertIn("bad/tokenizer.json: expected a byte-level BPE", said)
 
+    def test_gpt2_as_one_file(self):
+        """the tokenizer.json that vocabulary.py writes, here of a few merges, splits as the library does"""
+        import vocabulary
+        self.own.save(self.path("t/tokenizer.json"))
+        model = json.loads(self.read("t/tokenizer.json"))["model"]
+        merges = "#version: 0.2\n" + "".join((m if isinstance(m, str) else " ".join(m)) + "\n" for m in model["merges"])
+        vocab = {**model["vocab"], "<|endoftext|>": encoding.EOT}
+        made = vocabulary.tokenizer_json(json.dumps(vocab).encode(), merges.encode()).decode()
+        made = encoding.tokenizer_of(made, "made", False)
+        text = self.TEXT.replace("<|endoftext|>", "|")
+        self.assertEqual(made.encode(text).ids, self.own.encode(text).ids)
+        self.assertEqual(made.encode("<|endoftext|>").ids, [encoding.EOT])
+        self.assertEqual(made.decode(made.encode(text).ids), text)
+
+
+@needs("tokenizers")
+class WordPieceJson(Case):
+    """shards of a WordPiece tokenizer.json of one's own"""
+
+    TEXT = "The Cable's sum of the cable, and 12 more: caf\u00e9 [SEP] the [MASK]\n\n  end. "
+
+    def setUp(self):
+        super().setUp()
+        import tokenizers
+        self.own = {}
+        for name, lower in (("cased", False), ("uncased", True)):
+            own = self.own[name] = tokenizers.Tokenizer(tokenizers.models.WordPiece(unk_token="[UNK]"))
+            own.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=lower)
+            own.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+            special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+            trainer = tokenizers.trainers.WordPieceTrainer(vocab_size=90, special_tokens=special, show_progress=False)
+            own.train_from_iterator([self.TEXT, "Here is the query number 0123456789. What follows passage of"] * 9,
+                                    trainer)
+            own.enable_truncation(4)                # which must cut no document
+            own.post_processor = tokenizers.processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+            os.makedirs(self.path(name))
+            own.save(self.path(name, "tokenizer.json"))
+            own.no_truncation()
+            own.encode_special_tokens = True
+
+    def ids_of(self, name, text):
+        """what the library makes of a document"""
+        return [2, *self.own[name].encode(text, add_special_tokens=False).ids, 3]
+
+    def make(self, name, out, *args, **more):
+        return self.script("text", "--encoding", "bert", "--tokenizer", self.path(name), "--out", self.path(out),
+                           "--no_shuffle", *args, **more)
+
+    def test_documents(self):
+        text = self.TEXT * 40
+        for name in self.own:
+            self.make(name, name + "/o", self.write("a.txt", text))
+            shard = self.path(name, "o/text_train_000000.bin")
+            self.assertEqual(header(shard)[3:5], (self.own[name].get_vocab_size(), 3))
+            self.assertEqual(list(tokens(shard)), self.ids_of(name, text))
+            self.assertEqual(list(tokens(shard)).count(3), 1)       # "[SEP]" in a text is plain text
+            self.assertIn("[CLS]", self.script("verify", "--tokenizer", self.path(name), shard))
+        self.assertNotEqual(self.ids_of("cased", text), self.ids_of("uncased", text))
+
+    def corpus(self, count=60):
+        texts = (f"Here is the Query number {i}. What follows is the passage of number {i}." for i in range(count))
+        return self.write("c.txt", "\n\n".join(texts))
+
+    def test_pairs_are_those_of_the_text(self):
+        flags = ("--pairs", "sentence", "--documents", "blank", "--val_pairs", "9", self.corpus())
+        self.make("cased", "o", *flags)
+        self.script("text", "--out", self.path("plain"), "--no_shuffle", *flags)
+        self.assertEqual(contents(self.path("o/text")), contents(self.path("plain")))
+        for shard, text, group in (("pairs_000000", "train_pairs", 2), ("val_queries", "val_queries", 1),
+                                   ("val_corpus", "val_corpus", 1)):
+            documents = re.split("[\t\n]", self.read(f"plain/text_{text}.txt"))[:-1]
+            path = self.path("o", f"text_{shard}.bin")
+            self.assertEqual(list(tokens(path)), [i for d in documents for i in self.ids_of("cased", d)])
+            self.assertEqual(header(path)[3:7], (self.own["cased"].get_vocab_size(), 3, group, len(documents)))
+        self.assertEqual(self.read("o/text_val_corpus.ids").split(), [str(i) for i in range(9)])
+        self.assertEqual(self.read("o/text_val_qrels.tsv"), self.read("plain/text_val_qrels.tsv"))
+        self.assertIn("already complete", self.make("cased", "o", *flags))
+        self.make("cased", "short", *flags, "--max_tokens", "5")
+        self.assertEqual([len(d) for d, _ in zip(np.split(tokens(self.path("short/text_pairs_000000.bin")), 102),
+                                                 range(3))], [5, 5, 5])
+        self.assertIn("0 findings", self.script("verify", self.path("o")))
+
+    def test_lines(self):
+        pairs = self.write("a.txt", "The sum\tof the Cable\n\nthe end\tcaf\u00e9\r\n")
+        self.make("cased", "two", "--pairs", "lines", pairs)
+        documents = ("The sum", "of the Cable", "the end", "caf\u00e9")
+        shard = self.path("two/text_lines_000000.bin")
+        self.assertEqual(list(tokens(shard)), [i for d in documents for i in self.ids_of("cased", d)])
+        self.assertEqual(header(shard)[5:7], (2, 4))
+        self.make("cased", "one", "--pairs", "lines", self.write("b.txt", "The sum\nof"), self.write("c.txt", "end"))
+        self.assertEqual((self.read("one/text_lines_000000.ids"), header(self.path("one/text_lines_000000.bin"))[5:7]),
+                         ("0\n1\n2\n", (1, 3)))
+        for text, said in (("a\tb\n\nc\n", "line 3: expected 2 texts separated by tabs, as in .*got 1"),
+                           ("a\tb\nc\t \n", "line 2: .*got 1"), ("a\tb\tc\td\n", "at most 3 texts"),
+                           ("\n", "no documents")):
+            self.assertRegex(self.make("cased", "bad", "--pairs", "lines", self.write("d.txt", text), code=2), said)
+        self.assertIn("give --encoding bert", self.script("text", "--pairs", "lines", pairs, code=2))
+
+    @unittest.skipUnless(HAS_BERT, "train_bert is not built")
+    def test_the_trainer_reads_them(self):
+        self.make("cased", "o", "--pairs", "sentence", "--documents", "blank", "--val_pairs", "9", self.corpus())
+        flags = ("--model", "1,1,16", "--T", "32", "--B", "8", "--total_batch", "256", "--steps", "2", "--threads", "1")
+        code, said = ended(BERT_TRAINER, *flags, "--tokenizer", self.path("cased"), "--checkpoint_every", "2",
+                           "--pairs", self.path("o/text_pairs_*.bin"), "--out", self.path("run"))
+        self.assertEqual(code, 0, said)
+        code, said = ended(BERT_TRAINER, "--load", self.path("run"), "--encode", self.path("o/text_val_queries.bin"),
+                           "--out", self.path("e"), "--threads", "1")
+        self.assertEqual(code, 0, said)
+        self.assertEqual(self.read("e/embeddings.ids").split(), [str(i) for i in range(9)])
+
+    def test_what_is_refused(self):
+        table = json.loads(self.read("cased/tokenizer.json"))
+        vocab = {token: i for token, i in table["model"]["vocab"].items() if i}
+        odd = {**table, "model": {**table["model"], "vocab": vocab}, "added_tokens": []}
+        merges = {"type": "BPE", "vocab": {"a": 0, "b": 1}, "merges": ["a b"]}      # of no token
+        for change, words in (({"pre_tokenizer": {"type": "Digits", "individual_digits": True}}, "splits a text"),
+                              ({"pre_tokenizer": None}, "splits a text"), (odd, "with 89 tokens"),
+                              ({"model": {"type": "WordLevel", "vocab": vocab, "unk_token": "[UNK]"}}, "got WordLevel"),
+                              ({"model": merges}, "cannot read it"), ({"model": 3}, "cannot read it")):
+            self.write("bad/tokenizer.json", json.dumps({**table, **change}))
+            said = self.make("bad", "o", self.write("a.txt", self.TEXT), code=2)
+            self.assertRegex(said, "^text.py: .*bad/tokenizer.json: expected .*" + words)
+            self.assertNotIn("panicked", said)
+        self.assertIn("--encoding bert", self.script("text", "--tokenizer", self.path("cased"), self.path("a.txt"),
+                                                     "--out", self.path("o"), code=2))
+
 
 @needs("tiktoken", "tokenizers")
 @needs_real(*VOCABULARIES)
@@ -1347,6 +1473,11 @@ class Scripts(Case):
         same = lambda out: all(read(self.path(out, n)) == read(real(n)) for n in names)
         self.script("vocabulary", "--local", REAL, "--out", self.path("a"))
         self.assertTrue(same("a"))
+        tokenizer = encoding.tokenizer_of(self.read("a/tokenizer.json"), "a", False)
+        for case in golden("golden_gpt2_bpe.jsonl"):
+            if case["text"] != "<|endoftext|>":         # which a tokenizer.json finds
+                self.assertEqual(tokenizer.encode(case["text"]).ids, case["ids"], case["text"])
+        self.assertEqual(encoding.encoding_of("gpt2", self.path("a")), "gpt2")
         for name, hubs in zip(names, ("vocab.json", "merges.txt")):         # as a model's repository names them
             self.write(f"hub/{hubs}", read(real(name)))
         self.script("vocabulary", "--local", self.path("hub"), "--out", self.path("b"))
