@@ -155,6 +155,72 @@ def tokenizer_of(text, path, plain):
     return made
 
 
+def added_tokens(vocab, special, settings, more):
+    """the added_tokens of a tokenizer.json: the special ones that the vocabulary has, and what the files beside it add,
+    tokenizer_config.json's `settings` and added_tokens.json, {token: id}"""
+    entry = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    found = {vocab[token]: {**entry, "content": token} for token in special if token in vocab}
+    found.update((i, {**entry, "content": token, "special": False}) for token, i in more.items() if i not in found)
+    for i, token in settings.get("added_tokens_decoder", {}).items():
+        found[int(i)] = {**entry, **{key: token[key] for key in (*entry, "content") if key in token}}
+    return [{"id": i, **found[i]} for i in sorted(found)]
+
+
+def bpe_json(vocab, merges, settings={}, more={}):
+    """the tokenizer.json of a byte-level BPE, whose files are vocab.json and merges.txt"""
+    by_bytes = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space", False)),
+                "trim_offsets": True, "use_regex": True}
+    table = console.read_object(vocab)
+    lines = console.read_bytes(merges).decode("utf-8", "replace").split("\n")
+    model = {"type": "BPE", "vocab": table, "merges": [s for s in lines if s and not s.startswith("#version")]}
+    return json.dumps({"version": "1.0", "truncation": None, "padding": None,
+                       "added_tokens": added_tokens(table, ["<|endoftext|>"], settings, more), "normalizer": None,
+                       "pre_tokenizer": by_bytes, "post_processor": None, "decoder": by_bytes, "model": model},
+                      ensure_ascii=False, indent=1)
+
+
+def word_piece_json(vocab, settings={}, more={}):
+    """the tokenizer.json of a WordPiece, whose file is vocab.txt"""
+    lines = console.read_bytes(vocab).decode("utf-8", "replace").removesuffix("\n").split("\n")
+    table = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
+    normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": settings.get("strip_accents"),
+                  "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
+                  "lowercase": settings.get("do_lower_case", True)}
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    return json.dumps({"version": "1.0", "truncation": None, "padding": None,
+                       "added_tokens": added_tokens(table, special, settings, more), "normalizer": normalizer,
+                       "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": None,
+                       "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
+                       "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+                                 "max_input_chars_per_word": 100, "vocab": table}}, ensure_ascii=False)
+
+
+def one_file(directory):
+    """(text, path) of a directory's tokenizer.json, or of one made of vocab.json and merges.txt or of vocab.txt, with
+    what the files beside them say; `directory` may be the file itself"""
+    named = directory if os.path.isfile(directory) else None
+    if not named:
+        check_directory(directory, "tokenizer.json")
+    path = named or first_file(directory, ("tokenizer.json", "encoder.json", "vocab.json", "vocab.txt"))
+    if not path or not path.endswith((".json", ".txt")):
+        raise BadInput(f"{directory}: expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"
+                       f"{'' if named else ' there'}")
+    if path.endswith(".json") and isinstance(console.read_object(path).get("model"), dict):
+        return console.read_bytes(path).decode("utf-8"), path
+    beside = os.path.dirname(path) or "."
+    optional = lambda name: console.read_object(found) if (found := first_file(beside, (name,))) else {}
+    settings, more = optional("tokenizer_config.json"), optional("added_tokens.json")
+    try:
+        if path.endswith(".txt"):
+            return word_piece_json(path, settings, more), path
+        merges = first_file(beside, ("vocab.bpe", "merges.txt"))
+        if not merges:
+            raise BadInput(f"{path}: expected merges.txt (or vocab.bpe) beside it")
+        return bpe_json(path, merges, settings, more), path
+    except (AttributeError, TypeError, ValueError) as e:
+        raise BadInput(f"{path}: the files beside it are not those of a tokenizer ({type(e).__name__}: {e})") from None
+
+
 class ByTokenizers:
     """an encoding by the library tokenizers"""
 

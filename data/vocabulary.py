@@ -14,12 +14,11 @@ Time      seconds
 Writes encoder.json and vocab.bpe, and tokenizer.json, the same as one file, as transformers reads it.
 """
 import hashlib
-import json
 import os
 
 from common import BadInput, check_own, console, locked, parser, run, say, write_file
 from download import cache_of, hub_file
-from encoding import EOT, check_directory, first_file, gpt2_ranks
+from encoding import bpe_json, check_directory, first_file, gpt2_ranks
 
 REPO = "openai-community/gpt2"
 NAMES = {"encoder.json": "vocab.json", "vocab.bpe": "merges.txt"}               # OpenAI's, the hub's
@@ -37,28 +36,14 @@ def source_files(args):
     return {name: hub_file(REPO, other, cache_of(args), kind="model") for name, other in NAMES.items()}, REPO
 
 
-def tokenizer_json(vocab, merges):
-    """GPT-2's tokenizer.json of the bytes of its two files"""
-    by_bytes = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}
-    end = {"id": EOT, "content": "<|endoftext|>", "single_word": False, "lstrip": False, "rstrip": False,
-           "normalized": False, "special": True}
-    lines = [line for line in merges.decode("utf-8").split("\n") if line and not line.startswith("#version")]
-    model = {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": "",
-             "end_of_word_suffix": "", "fuse_unk": False, "byte_fallback": False,
-             "vocab": json.loads(vocab), "merges": lines}
-    table = {"version": "1.0", "truncation": None, "padding": None, "added_tokens": [end], "normalizer": None,
-             "pre_tokenizer": by_bytes, "post_processor": {**by_bytes, "trim_offsets": False}, "decoder": by_bytes,
-             "model": model}
-    return (json.dumps(table, ensure_ascii=False, indent=1) + "\n").encode("utf-8")
-
-
 def main(argv):
     args = parser(__doc__, "data/gpt2", encodings=("gpt2",)).parse_args(argv)
     files, where = source_files(args)
     gpt2_ranks(os.path.dirname(files["encoder.json"]))
     with locked(args.out):
         contents = {os.path.join(args.out, name): console.read_bytes(path) for name, path in files.items()}
-        contents[os.path.join(args.out, "tokenizer.json")] = tokenizer_json(*contents.values())
+        one = bpe_json(*(files[name] for name in NAMES))
+        contents[os.path.join(args.out, "tokenizer.json")] = (one + "\n").encode("utf-8")
         for path, data in contents.items():
             check_own(path, hashlib.sha256(data).hexdigest())
         for path, data in contents.items():

@@ -157,11 +157,21 @@ inline bool uses_bert(const Options& o) {
     const bool parts = !evaluated_parts(o.dump_bias, o.eval_lengths, o.out, INT_MAX).directory.empty();
     check(o.dump_bias.empty() || (parts && o.encode.empty() && comm().size == 1), "--dump_bias: expected LAYER,parts "
           "with --eval_lengths and --out, and one process");
-    check(!o.is_given("predict") || o.predict.find("[MASK]") != std::string::npos,
-          "--predict: there is no [MASK] in the text");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
           "--val_every: --pairs has no validation; scripts/retrieve.py measures what it learns");
     return !o.encode.empty() || !o.eval_lengths.empty() || o.is_given("predict");
+}
+
+// The ids of --predict: its text's with [CLS] and [SEP], or a shard's as they are
+inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& special, const Tokenizer* tokenizer) {
+    std::vector<int> ids = prompt_in_shard(o.predict, "--predict", special.V);
+    if (ids.empty()) {
+        check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
+              "--predict: a text wants a vocabulary; give it with --tokenizer");
+        ids = text_ids(o.predict, special, *tokenizer);
+    }
+    check(std::count(ids.begin(), ids.end(), special.mask) > 0, "--predict: there is no [MASK] in the text");
+    return ids;
 }
 
 // Lengths and a text that the encoding cannot reach are refused before the weights are read.
@@ -175,9 +185,7 @@ template <class Config> void check_reach(const Options& o, const Config& c, cons
     }
     check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, got %d", name, reach, shortest);
     if (!o.is_given("predict")) { return; }
-    check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
-          "--predict: a text wants a vocabulary; give it with --tokenizer");
-    const size_t n = text_ids(o.predict, c.special, *tokenizer).size();
+    const size_t n = predict_ids(o, c.special, tokenizer).size();
     check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
 }
 
@@ -255,19 +263,20 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
 // ----------------------------------------------------------------------------------------------------------
 // the work
 
-// A token as it can be printed: a byte that is only part of a character as \xe2
-inline std::string shown_token(const Tokenizer& tokenizer, int id) {
-    const std::string token = tokenizer.shown(id, true);
+// A token as it can be printed: a byte that is only part of a character as \xe2; without a tokenizer its id
+inline std::string shown_token(const Tokenizer* tokenizer, int id) {
+    if (tokenizer == nullptr) { return std::to_string(id); }
+    const std::string token = tokenizer->shown(id, true);
     const bool part = token.size() == 1 && (unsigned char)token[0] >= 128;
     return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
 }
 
 // --predict: prints the five likeliest tokens for each [MASK] of a text, with their probabilities, a softmax over the V
 // logits. Of equally likely tokens the smaller id comes first.
-template <class Model> void predict(Model& model, const std::string& text, const Tokenizer& tokenizer) {
+template <class Model> void predict(Model& model, const Options& o, const Tokenizer* tokenizer) {
     const int V = model.config.V, Vp = model.config.Vp();
     const int mask = model.config.special.mask;
-    const std::vector<int> ids = text_ids(text, model.config.special, tokenizer);
+    const std::vector<int> ids = predict_ids(o, model.config.special, tokenizer);
     const int T = (int)ids.size();
     auto acts = activations_describe(model, 1, T, Purpose::Evaluate, 0);
     activations_allocate(acts);
@@ -279,7 +288,7 @@ template <class Model> void predict(Model& model, const std::string& text, const
     forward_losses(model, acts, ids.data(), targets.data(), nullptr, 1, T, losses.data(), nullptr);
     copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
     acts.release();
-    printf("%s\n", text.c_str());
+    if (prompt_in_shard(o.predict, "--predict", V).empty()) { printf("%s\n", o.predict.c_str()); }
     for (int k = 0; k < masks; k++) {
         const float* x = &logits[(size_t)k * Vp];
         check_finite("logits", x, (size_t)V);
@@ -325,5 +334,5 @@ template <class Model> void use_bert(Model& model, const Run& run, const BERTDat
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve,
                          evaluated_parts(o.dump_bias, o.eval_lengths, o.out, model.config.L), *run.log);
     }
-    if (o.is_given("predict")) { predict(model, o.predict, *run.tokenizer); }
+    if (o.is_given("predict")) { predict(model, o, run.tokenizer.get()); }
 }

@@ -97,6 +97,12 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
     return ids;
 }
 
+// The ids of --generate's prompt, which may be those of a shard
+inline std::vector<int> prompt_of(const Options& o, int V, const Tokenizer* tokenizer) {
+    const std::vector<int> ids = prompt_in_shard(o.generate, "--generate", V);
+    return ids.empty() ? prompt_ids(prompt_text(o), V, tokenizer) : ids;
+}
+
 // ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
 // t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
 template <class Model, class Acts>
@@ -225,7 +231,7 @@ struct GPT2Data : TokenData {
         say_repeated(train.get(), val.get());
         int layer, head;
         if (!o.dump_bias.empty()) { parse_dump_bias(o, c, run.tokenizer.get(), val.get(), layer, head); }
-        if (o.is_given("generate")) { prompt_ids(prompt_text(o), c.V, run.tokenizer.get()); }
+        if (o.is_given("generate")) { prompt_of(o, c.V, run.tokenizer.get()); }
     }
     void record(Run& run) const {
         TokenData::record(run);
@@ -254,7 +260,7 @@ template <class Model> void generate_text(Model& model, const Run& run) {
     const int stop = o.stop_at_eot ? end_of_text(model.config, tokenizer) : -1;
     const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed, stop};
     const double start = wall_seconds();
-    const std::vector<int> prompt = prompt_ids(prompt_text(o), model.config.V, tokenizer);
+    const std::vector<int> prompt = prompt_of(o, model.config.V, tokenizer);
     const size_t n = generate(model, prompt, o.tokens, sampling, tokenizer, stdout).size();
     const char* end = stop_signal == 0 && (int64_t)n < o.tokens ? ", up to the end of the text" : "";
     fprintf(stderr, "%zu tokens%s, %.1f tokens/s\n", n, end, (double)n / (wall_seconds() - start));

@@ -843,6 +843,29 @@ TEST_CASE("generate: a prompt is bytes or ids", "[generate][asan]") {
     CHECK(prompt_ids("", 256, &bytes) == std::vector<int>{'\n'});
 }
 
+TEST_CASE("generate: a prompt in a shard is its ids", "[generate][asan]") {
+    TempDir dir;
+    write_shard(dir / "p", {7, 60, 0});
+    write_file(dir / "wide", header_bytes({SHARD_MAGIC_UINT32, SHARD_VERSION_UINT32, 1, 70001, 0}) +
+                                 std::string("\x70\x11\x01\0", 4));
+    write_file(dir / "text", "1 2 3");
+    Options o;
+    o.generate = "@" + (dir / "p");
+    CHECK(prompt_of(o, V, nullptr) == std::vector<int>{7, 60, 0});
+    CHECK(prompt_of(o, 256, nullptr) == std::vector<int>{7, 60, 0});
+    CHECK(throws_with([&] { prompt_of(o, 60, nullptr); }, "p: expected ids below 60, got 60") == EXIT_BAD_INPUT);
+    CHECK(prompt_in_shard("@" + (dir / "wide"), "--predict", 70001) == std::vector<int>{70000});
+    o.generate = "@" + (dir / "text");
+    CHECK(prompt_of(o, V, nullptr) == std::vector<int>{1, 2, 3});
+    for (const char* text : {"", "@", "p", "@@p", "@/", "@/dev/null"}) {
+        INFO(text);
+        CHECK(prompt_in_shard(text, "--predict", V).empty());
+    }
+    write_file(dir / "cut", read_file(dir / "p", 4096).substr(0, 1027));
+    CHECK(throws_with([&] { prompt_in_shard("@" + (dir / "cut"), "--predict", V); },
+                      "--predict: " + (dir / "cut") + ": expected 1030 bytes") == EXIT_BAD_INPUT);
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // main, in this process: what the sanitizers should see of it
 

@@ -1254,13 +1254,11 @@ class TokenizerJson(Case):
 
     def test_gpt2_as_one_file(self):
         """the tokenizer.json that vocabulary.py writes, here of a few merges, splits as the library does"""
-        import vocabulary
-        self.own.save(self.path("t/tokenizer.json"))
         model = json.loads(self.read("t/tokenizer.json"))["model"]
-        merges = "#version: 0.2\n" + "".join((m if isinstance(m, str) else " ".join(m)) + "\n" for m in model["merges"])
-        vocab = {**model["vocab"], "<|endoftext|>": encoding.EOT}
-        made = vocabulary.tokenizer_json(json.dumps(vocab).encode(), merges.encode()).decode()
-        made = encoding.tokenizer_of(made, "made", False)
+        merges = (m if isinstance(m, str) else " ".join(m) for m in model["merges"])
+        self.write("two/merges.txt", "#version: 0.2\n" + "".join(m + "\n" for m in merges))
+        self.write("two/vocab.json", json.dumps({**model["vocab"], "<|endoftext|>": encoding.EOT}))
+        made = encoding.tokenizer_of(*encoding.one_file(self.path("two")), False)
         text = self.TEXT.replace("<|endoftext|>", "|")
         self.assertEqual(made.encode(text).ids, self.own.encode(text).ids)
         self.assertEqual(made.encode("<|endoftext|>").ids, [encoding.EOT])

@@ -115,7 +115,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
     X(Text, generate, "", "", any(), FREE, \
-      "continue this text, which may be empty; @FILE: the text in a file; @@TEXT: a text that begins with @") \
+      "continue this text, which may be empty; @FILE: a text or shard in a file; @@TEXT: a text that begins with @") \
     X(bool, stop_at_eot, "", true, any(), FREE, \
       "1 = --generate ends with the text, before the end-of-text token; 0 = it continues until --tokens") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "most tokens to generate; in samples, exactly") \
@@ -125,7 +125,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "sample among the likeliest tokens whose probabilities sum to this") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
-    X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text") \
+    X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text, or @SHARD") \
     GROUP("Contrastive fine-tuning", BERT_FLAG) \
     X(Text, pairs, "", "", any(), SAME, \
       "train on groups instead of masked tokens: shards, or .txt lines of QUERY tab PASSAGE, or tab NEGATIVE too") \

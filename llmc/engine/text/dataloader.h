@@ -286,6 +286,24 @@ private:
     }
 };
 
+// The ids of the shard that a flag names as @FILE instead of a text, for a model of V tokens; none if it names no shard
+inline std::vector<int> prompt_in_shard(const std::string& value, const char* flag, int V) {
+    constexpr uint64_t MAX_PROMPT_IDS = 1u << 24;
+    const std::string path = starts_with(value, "@") ? value.substr(1) : "";
+    struct stat st;
+    int32_t magic = 0;
+    if (stat(path.c_str(), &st) != 0 || !S_ISREG(st.st_mode) || st.st_size < (off_t)sizeof magic) { return {}; }
+    File(path).read(&magic, sizeof magic, 0);
+    if (magic != SHARD_MAGIC && magic != SHARD_MAGIC_UINT32) { return {}; }
+    const TokenFiles shard(path, flag);
+    check(shard.tokens <= MAX_PROMPT_IDS, "%s: %s: expected at most %zu tokens, got %zu", flag, path.c_str(),
+          (size_t)MAX_PROMPT_IDS, (size_t)shard.tokens);
+    std::vector<int> ids((size_t)shard.tokens);
+    shard.read(0, shard.tokens, ids.data());
+    for (const int id : ids) { check(id < V, "%s: %s: expected ids below %d, got %d", flag, path.c_str(), V, id); }
+    return ids;
+}
+
 // Which of `windows` windows is sample number `index` of a run. Each epoch is a new permutation of all windows, so
 // every window comes once per epoch; without shuffle they come in order.
 inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, bool shuffle) {
