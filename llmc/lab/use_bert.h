@@ -167,7 +167,8 @@ inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& speci
     std::vector<int> ids = prompt_in_shard(o.predict, "--predict", special.V);
     if (ids.empty()) {
         check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
-              "--predict: a text wants a vocabulary; give it with --tokenizer");
+              "--predict: a text wants a vocabulary; give it with --tokenizer, or any tokenizer.json to python3 "
+              "scripts/text.py predict RUN \"TEXT\" --tokenizer DIR");
         ids = text_ids(o.predict, special, *tokenizer);
     }
     check(std::count(ids.begin(), ids.end(), special.mask) > 0, "--predict: there is no [MASK] in the text");

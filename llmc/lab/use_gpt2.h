@@ -88,7 +88,8 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
         char* rest = nullptr;
         const long id = strtol(word.c_str(), &rest, 10);
         check(*rest == '\0' && id >= 0 && id < V,
-              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"",
+              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"; for a "
+              "text: python3 scripts/text.py generate RUN \"TEXT\" --tokenizer DIR",
               word.substr(0, 40).c_str(), V, why.c_str());
         ids.push_back((int)id);
         at = end;
