@@ -114,7 +114,8 @@ def command_of(program, words):
     """the command that runs a program, the function that reads its output"""
     if program.endswith(".py"):
         python = python_of_the_scripts()
-        if program.endswith(("/test_data.py", "/test_text.py")) and os.path.exists("build/venv/bin/python"):       # data/requirements.txt
+        libraries = os.path.exists("build/venv/bin/python")         # of data/requirements.txt
+        if libraries and program.endswith(("/test_data.py", "/test_text.py")):
             python = os.path.abspath("build/venv/bin/python")        # also from the trees of mutate.py
         return [python, program, "-v"], read_unittest
     if program.startswith("build/simt"):            # the sanitized ones have no tags: all of their tests
