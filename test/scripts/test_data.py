@@ -1339,6 +1339,9 @@ class WordPieceJson(Case):
         shard = self.path("two/text_lines_000000.bin")
         self.assertEqual(list(tokens(shard)), [i for d in documents for i in self.ids_of("cased", d)])
         self.assertEqual(header(shard)[5:7], (2, 4))
+        self.make("cased", "zero", "--pairs", "lines", self.write("z.jsonl", jsonl(["The\0sum\tthe\0end"])))
+        self.assertEqual(list(tokens(self.path("zero/text_lines_000000.bin"))),
+                         self.ids_of("cased", "The sum") + self.ids_of("cased", "the end"))
         self.make("cased", "one", "--pairs", "lines", self.write("b.txt", "The sum\nof"), self.write("c.txt", "end"))
         self.assertEqual((self.read("one/text_lines_000000.ids"), header(self.path("one/text_lines_000000.bin"))[5:7]),
                          ("0\n1\n2\n", (1, 3)))

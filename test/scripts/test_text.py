@@ -168,8 +168,8 @@ class Generate(Case):
                 f.write(struct.pack("<256i", 20240520, 1, 99, V, 1, *[0] * 251) + struct.pack("<99H", *ids))
             flags = ("--tokenizer", cls.of(name)) if name == "gpt2" else ()
             subprocess.run([TRAINER, "--train_files", cls.of("data.bin"), "--model", "1,1,16", "--T", "16", "--B", "1",
-                            "--steps", "1", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "1",
-                            "--threads", "1", "--out", cls.of("run", name), *flags], check=True, env=ENVIRONMENT,
+                            "--steps", "60", "--lr", "0.1", "--val_every", "0", "--sample_every", "0",
+                            "--checkpoint_every", "60", "--threads", "1", "--out", cls.of("run", name), *flags], check=True, env=ENVIRONMENT,
                            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def trainer(self, name, prompt, *flags):
@@ -181,7 +181,7 @@ class Generate(Case):
         for name in "gpt2", "bytes":
             for text in (*TEXTS, ""):
                 asked = "@" * text.startswith("@") + text
-                for run in self.of("run", name), self.of("run", name, "step_00000001"):
+                for run in self.of("run", name), self.of("run", name, "step_00000060"):
                     self.assertEqual(self.text("generate", run, text, *self.FLAGS), self.trainer(name, asked), text)
                     self.assertRegex(self.said, "[0-9]+ tokens(, up to the end of the text)?, [0-9.]+ tokens/s\n$")
         self.assertTrue(self.text("generate", self.of("run/bytes"), "-", *self.FLAGS, stdin=b"a\xff\0b")
@@ -212,7 +212,8 @@ class Generate(Case):
             p.stdout.close()
             said = p.stderr.read().decode()
         self.assertNotIn("Traceback", said)
-        self.assertGreater(p.returncode, 0)
+        self.assertNotIn("Broken pipe", said)
+        self.assertIn(p.returncode, (141, 143))         # the trainer's, which a signal ends
 
 
 @unittest.skipUnless(HAS_BERT, "train_bert is not built")
@@ -225,8 +226,8 @@ class Bert(Case):
         for name in "cased", "uncased", "bytes":
             flags = () if name == "bytes" else ("--tokenizer", cls.of(name))
             p = subprocess.run([BERT_TRAINER, "--pairs", cls.of("pairs.txt"), "--model", "1,1,16", "--T", "64", "--B",
-                                "8", "--total_batch", "512", "--steps", "1", "--checkpoint_every", "1", "--threads",
-                                "1", "--out", cls.of("run", name), *flags], env=ENVIRONMENT, stdout=subprocess.PIPE,
+                                "8", "--total_batch", "512", "--steps", "9", "--lr", "0.1", "--checkpoint_every", "9",
+                                "--threads", "1", "--out", cls.of("run", name), *flags], env=ENVIRONMENT, stdout=subprocess.PIPE,
                                stderr=subprocess.STDOUT, text=True)
             assert p.returncode == 0, p.stdout
 
