@@ -20,7 +20,7 @@ REAL = os.environ.get("CABLE_DATA", "")
 CORPUS = ("The cable's sum S of the cable, and 1234 more: caf\u00e9! We'LL see what it does,\n\n  here or there. "
           "\u4e2d\u6587 \U0001f600 A query; the passage of numbers 0123456789.\n")
 TEXTS = (CORPUS, " the  cable", "We'LL\u00a0see\n \n\n", "caf\u00e9 cafe\u0301 \u4e2d", "1234567", "\U0001f600\t.\r\n",
-         "1984", "a <|endoftext|> b[MASK]c [SEP]", "@home", "don't")
+         "1984", "a <|endoftext|> b[MASK]c [SEP]", "@home", "don't", "sum<|endoftext|>")
 SPECIAL = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
 WORDS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
          r"\s+(?!\S)|\s+")
@@ -169,8 +169,8 @@ class Generate(Case):
             flags = ("--tokenizer", cls.of(name)) if name == "gpt2" else ()
             subprocess.run([TRAINER, "--train_files", cls.of("data.bin"), "--model", "1,1,16", "--T", "16", "--B", "1",
                             "--steps", "60", "--lr", "0.1", "--val_every", "0", "--sample_every", "0",
-                            "--checkpoint_every", "60", "--threads", "1", "--out", cls.of("run", name), *flags], check=True, env=ENVIRONMENT,
-                           stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                            "--checkpoint_every", "60", "--threads", "1", "--out", cls.of("run", name), *flags],
+                           check=True, env=ENVIRONMENT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
 
     def trainer(self, name, prompt, *flags):
         flags = flags or self.FLAGS
@@ -189,10 +189,11 @@ class Generate(Case):
 
     def test_a_prompt_of_200_kb(self):
         text, flags = CORPUS.encode() * (200_000 // len(CORPUS.encode()) + 1), ("--tokens", "2", "--threads", "2")
-        for name in "gpt2", "bytes":
-            said = self.text("generate", self.of("run", name), "-", *flags, stdin=text)
-            self.assertTrue(said.startswith(text[:99]))
-            self.assertEqual(said, self.trainer(name, "@" + self.write("prompt.txt", text), *flags))
+        said = self.text("generate", self.of("run/gpt2"), "-", *flags, stdin=text)
+        self.assertTrue(said.startswith(text[:99]))
+        self.assertEqual(said, self.trainer("gpt2", "@" + self.write("prompt.txt", text), *flags))
+        shows = self.shell("trainer", 'cat "${4#@}"')               # --load RUN --generate @FILE
+        self.assertEqual(self.text("generate", self.of("run/bytes"), "-", "--trainer", shows, stdin=text), text)
 
     def test_what_the_trainer_prints_as_ids_becomes_text(self):
         for name in "llama", "unigram":
@@ -221,14 +222,21 @@ class Bert(Case):
     @classmethod
     def setUpClass(cls):
         super().setUpClass()
-        with open(cls.of("pairs.txt"), "w") as f:
-            f.writelines(f"the cable {i}\tand the sum {i}\n" for i in range(16))
         for name in "cased", "uncased", "bytes":
-            flags = () if name == "bytes" else ("--tokenizer", cls.of(name))
-            p = subprocess.run([BERT_TRAINER, "--pairs", cls.of("pairs.txt"), "--model", "1,1,16", "--T", "64", "--B",
-                                "8", "--total_batch", "512", "--steps", "9", "--lr", "0.1", "--checkpoint_every", "9",
-                                "--threads", "1", "--out", cls.of("run", name), *flags], env=ENVIRONMENT, stdout=subprocess.PIPE,
-                               stderr=subprocess.STDOUT, text=True)
+            flags, data = ("--tokenizer", cls.of(name)), cls.of("data.bin")
+            if name == "bytes":
+                flags, data = (), cls.of("data.txt")
+                with open(data, "w") as f:
+                    f.write(CORPUS * 9)
+            else:
+                ids = [2, *cls.made[name].encode(CORPUS * 9, add_special_tokens=False).ids, 3]
+                head = struct.pack("<256i", 20240520, 1, len(ids), cls.made[name].get_vocab_size(), 3, *[0] * 251)
+                with open(data, "wb") as f:
+                    f.write(head + struct.pack(f"<{len(ids)}H", *ids))
+            p = subprocess.run([BERT_TRAINER, "--train_files", data, "--model", "1,1,16", "--T", "32", "--B", "1",
+                                "--steps", "60", "--lr", "0.03", "--val_every", "0", "--checkpoint_every", "60",
+                                "--threads", "1", "--out", cls.of("run", name), *flags], env=ENVIRONMENT,
+                               stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
             assert p.returncode == 0, p.stdout
 
     def trainer(self, name, *flags):
