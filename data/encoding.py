@@ -183,6 +183,8 @@ def word_piece_json(vocab, settings={}, more={}):
     """the tokenizer.json of a WordPiece, whose file is vocab.txt"""
     lines = console.read_bytes(vocab).decode("utf-8", "replace").removesuffix("\n").split("\n")
     table = {line.removesuffix("\r"): i for i, line in enumerate(lines)}
+    if "[UNK]" not in table:
+        raise BadInput(f"{vocab}: has no line [UNK], so it is not a WordPiece vocabulary")
     normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": settings.get("strip_accents"),
                   "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
                   "lowercase": settings.get("do_lower_case", True)}
@@ -204,7 +206,7 @@ def one_file(directory):
     path = named or first_file(directory, ("tokenizer.json", "encoder.json", "vocab.json", "vocab.txt"))
     if not path or not path.endswith((".json", ".txt")):
         raise BadInput(f"{directory}: expected tokenizer.json, vocab.json with merges.txt, or vocab.txt"
-                       f"{'' if named else ' there'}")
+                       f"{'' if named else ' there'}; name another by --tokenizer")
     if path.endswith(".json") and isinstance(console.read_object(path).get("model"), dict):
         return console.read_bytes(path).decode("utf-8"), path
     beside = os.path.dirname(path) or "."
