@@ -151,7 +151,7 @@ class Ids(Case):
         refused("ids", "x", "a", "--tokenizer", self.write("vocab.json", '{"a": 0}'), says="expected merges.txt")
         refused("ids", "x", "a", "--tokenizer", self.write("some.txt", "a\nb\n"), says="some.txt: has no line .UNK.")
         self.write("run/config.json", '{"vocab_size": 300}')
-        refused("ids", self.path("run"), "a", says="run: expected tokenizer.json, .* there; name another by --tokenizer")
+        refused("ids", self.path("run"), "a", says="run: expected tokenizer.json.* there; name another by --tokenizer")
         self.write("without/tokenizers.py", "raise ImportError")
         refused("ids", "x", "a", *flags, env={"PYTHONPATH": self.path("without")},
                 says="^text.py: .*Python's module tokenizers is missing: .*pip install -r data/requirements.txt\n$")
