@@ -17,9 +17,9 @@ from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, TRAINER
 FAULTS_SOURCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "faults.c")
 
 # What changes the disk, by its name in the C library: test/faults.c has to stand before each that a trainer imports.
-# Without fopen() and freopen(), which open the trace of $CABLE_TRACE and the consoles of the ranks.
+# Without freopen(), which sends the console of all ranks but the first to /dev/null.
 CHANGES = set("""
-    open openat creat mkstemp mkostemp tmpfile write writev pwrite pwritev sendfile splice copy_file_range
+    open openat creat fopen fdopen mkstemp mkostemp tmpfile write writev pwrite pwritev sendfile splice copy_file_range
     fsync fdatasync sync syncfs sync_file_range msync ftruncate truncate fallocate posix_fallocate close rename renameat
     renameat2 link linkat symlink symlinkat unlink unlinkat rmdir remove mkdir mkdirat chmod fchmod utimensat futimens
     __open_2 __open64_2 __openat_2 syscall""".split())
