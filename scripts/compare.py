@@ -24,14 +24,14 @@ def windows(path, T):
     return losses[:losses.size // T * T].reshape(-1, T).mean(axis=1)
 
 
-def over_seeds(values):
-    """(low, high): where the mean of numbers, one of each seed, lies at 95 %, by the t distribution"""
+def over_seeds(values, level=0.95):
+    """(low, high): where the mean of numbers, one of each seed, lies at this level, by the t distribution"""
     numpy, stats = console.need("numpy"), console.need("scipy.stats")
     # scipy returns nan for a scale of 0, so that becomes a very small one
-    return stats.t.interval(0.95, len(values) - 1, loc=numpy.mean(values), scale=stats.sem(values) or 1e-9)
+    return stats.t.interval(level, len(values) - 1, loc=numpy.mean(values), scale=stats.sem(values) or 1e-9)
 
 
-def interval(d):
+def interval(d, level=0.95):
     """(mean, low, high) of paired differences d (seeds, windows), in nats; (mean, None, None) for too few seeds"""
     numpy, stats = console.need("numpy"), console.need("scipy.stats")
     mean = float(d.mean())
@@ -42,10 +42,10 @@ def interval(d):
         if numpy.ptp(values) == 0:
             ends.append((values[0], values[0]))
         elif of == "windows":
-            ends.append(stats.bootstrap((values,), numpy.mean, method="basic",
+            ends.append(stats.bootstrap((values,), numpy.mean, method="basic", confidence_level=level,
                                         random_state=numpy.random.default_rng(1)).confidence_interval)
         else:
-            ends.append(over_seeds(values))
+            ends.append(over_seeds(values, level))
     return mean, float(min(low for low, _ in ends)), float(max(high for _, high in ends))
 
 
@@ -58,14 +58,14 @@ def parameters(run):
         return sum(math.prod(shape) for _, shape, *_ in console.read_tensors(f, paths[-1]).values())
 
 
-def sentence(a, b, T, ours, theirs):
-    """as verdict(); ours, theirs: the losses of each seed, files that windows() reads"""
+def differences(a, b, T, ours, theirs):
+    """(seeds, windows), for verdict(); ours, theirs: the losses of each seed, files that windows() reads"""
     losses = [(windows(x, T), windows(y, T)) for x, y in zip(ours, theirs)]
     counts = {values.size for pair in losses for values in pair}
     if len(counts) > 1:
         raise BadInput(f"{a} - {b} at {T:,}: expected as many windows in each evaluation, got "
                        f"{' and '.join(map(str, sorted(counts)))}")
-    return verdict(a, b, T, console.need("numpy").array([x - y for x, y in losses]))
+    return console.need("numpy").array([x - y for x, y in losses])
 
 
 def verdict(a, b, T, d):

@@ -7,7 +7,8 @@
     python3 scripts/plot.py curve   RUN_DIR [RUN_DIR ...] -o curve.png     loss against position in the sequence
     python3 scripts/plot.py passages RUN_DIR [RUN_DIR ...] -o passages.png right answers by length and depth (--tasks)
     python3 scripts/plot.py heads   RUN_DIR [RUN_DIR ...] -o heads.png     where each head looks (heads.py)
-    python3 scripts/plot.py study   STUDY.csv -o study.png                 perplexity by length of a study's models
+    python3 scripts/plot.py study   STUDY.csv -o study.png                 perplexity by length of a study's models, and
+                                                                           the differences beside it
     python3 scripts/plot.py positions STUDY.csv -o positions.png           loss by position, of a study with --positions
     python3 scripts/plot.py bias    BIAS.json -o bias.png                  heat maps of the bias (--dump_bias); with
                                                                            --normalize divided by its largest magnitude
@@ -16,6 +17,7 @@ Without -o the figure goes beside its input. A record that was written twice, as
 written. Exit code 2: bad input.
 """
 import colorsys
+import functools
 import glob
 import io
 import itertools
@@ -29,19 +31,22 @@ import console
 import ledger
 from console import BadInput, number, read_log
 
-# Okabe and Ito's colours, which stay distinct under the common colour blindnesses, and shades between them. Every
-# encoding has one colour and one marker, the same in every figure.
+# Okabe and Ito's colours, which stay distinct under the common colour blindnesses
 BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
     "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
+# Every encoding has one colour and one marker, the same in every figure. A family (a line) has one hue; test_plot.py
+# measures how far apart they are, in colour and in grey.
 STYLES = {          # colour, marker
-    "cable": (BLUE, "o"), "cable_nw": (SKY, "s"), "kcable": ("#1F3C88", "D"), "kcable_nw": ("#7B8FD4", "d"),
-    "cable_v1": ("#00A6A6", "^"), "kcable_v1": ("#006B6B", "v"), "cable_signed": ("#0A4D8C", "8"),
-    "alibi": (GREEN, "v"), "alibi_trained": ("#00614A", "<"), "alibi_random": ("#7FCFB5", ">"),
-    "grape_q": ("#4B0082", "H"), "grape_k": ("#8A6FB8", "h"), "grape_qk": ("#B39BD8", "D"),
-    "kerple": (PURPLE, "P"), "kerple_power": ("#8E4585", "p"), "bam": ("#B03A6F", "4"), "fire": (ORANGE, "*"),
-    "t5": (RED, "X"), "t5_clip": ("#96290A", "x"), "rope": (BLACK, "<"), "carope": ("#4D4D4D", "X"),
-    "learned": (GREY, "h"), "sinusoidal": ("#B0A080", ">"), "ssmax": ("#6B5B00", "2"), "cope": ("#7A3E9D", "3"),
-    "none": ("#C9B400", "1")}
+    "cable": (BLUE, "o"), "cable_nw": ("#5A88AD", "s"), "kcable": ("#31577C", "*"), "kcable_nw": ("#5DB8FD", "^"),
+    "cable_v1": ("#002B43", "v"), "kcable_v1": ("#ADCDFD", "X"), "cable_signed": ("#299DFE", "P"),
+    "alibi": (GREEN, "v"), "alibi_trained": ("#002D1A", "*"), "alibi_random": ("#015534", ">"),
+    "grape_q": ("#7159CF", "^"), "grape_k": ("#C39DFF", "D"), "grape_qk": ("#69009C", "s"),
+    "kerple": ("#870056", "D"), "kerple_power": ("#4F0031", "P"),
+    "bam": ("#D67BB3", ">"), "fire": (ORANGE, "*"),
+    "t5": (RED, "X"), "t5_clip": ("#861500", "^"),
+    "rope": ("#251302", "<"), "carope": ("#7C511A", "P"),
+    "learned": ("#A3A3A3", "o"), "sinusoidal": ("#595959", "<"), "ssmax": ("#A1AF5B", "<"), "cope": ("#882B2C", "X"),
+    "none": ("#606900", "v")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
@@ -107,36 +112,55 @@ def title_of(run, pos, runs):
     return name if run_name(run) == pos else f"{name} ({pos})"
 
 
-def hexadecimal(rgb):
-    return "#" + "".join(f"{round(255 * v):02X}" for v in rgb)
+@functools.cache
+def lab(colour):
+    """L*, a*, b* of "#RRGGBB" (CIE 1976, D65); L* is what is left in grey"""
+    r, g, b = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in
+               (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)))
+    x, y, z = (v ** (1 / 3) if v > 216 / 24389 else (24389 / 27 * v + 16) / 116 for v in
+               (0.4339 * r + 0.3762 * g + 0.1899 * b, 0.2126 * r + 0.7152 * g + 0.0722 * b,
+                0.0178 * r + 0.1095 * g + 0.8730 * b))
+    return 116 * y - 16, 500 * (x - y), 200 * (y - z)
 
 
-def style(pos):
-    """colour and marker of an encoding; one that is not in the table gets those that its name hashes to"""
-    pos = re.split("[:,]", str(pos))[0]
+def apart(one, other):
+    """how far two looks (colour, marker) are apart: in CIELAB, and with one marker or one hue in grey"""
+    a, b = lab(one[0]), lab(other[0])
+    turn = abs(math.atan2(a[1], a[2]) - math.atan2(b[1], b[2]))
+    alike = one[1] == other[1] or min(turn, 2 * math.pi - turn) < 0.5
+    return min(math.dist(a, b), 1.5 * abs(a[0] - b[0]) if alike else math.inf)
+
+
+def style(pos, taken=()):
+    """Colour and marker of an encoding. One with hyperparameters, a combination and a second run ("cable, run 2") have
+    the hue of their first part, an unknown name has the hue that it hashes to. Of such looks it is the first that is
+    far from those taken, from the table's colours and from white paper."""
+    pos, code = str(pos), zlib.crc32(str(pos).encode())
     if pos in STYLES:
         return STYLES[pos]
-    code = zlib.crc32(pos.encode())
-    rgb = colorsys.hls_to_rgb(code % 360 / 360, 0.35 + 0.1 * (code >> 16 & 1), 0.8)
-    return hexadecimal(rgb), "os^vD<>Pd"[(code >> 8) % 9]
+    rgb = STYLES.get(re.split("[:,+]", pos)[0], (None, None))[0]
+    hue, _, saturation = (code % 360 / 360, 0, 0.8) if rgb is None else colorsys.rgb_to_hls(
+        *(int(rgb[i:i + 2], 16) / 255 for i in (1, 3, 5)))
 
-
-def shade(colour, n):
-    """the nth variant of a colour, for the nth run of an encoding: the colour itself, then lighter and darker ones"""
-    r, g, b = (int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5))
-    hue, light, saturation = colorsys.rgb_to_hls(r, g, b)
-    light += (0, 0.25, -0.18, 0.38, -0.28)[n % 5]
-    return hexadecimal(colorsys.hls_to_rgb(hue, min(0.85, max(0.1, light)), saturation))
+    def look(n):
+        light, less = 0.15 + 0.06 * ((code + 4 * n) % 11), (1, 0.7, 0.45)[n // 11 % 3]
+        rgb = colorsys.hls_to_rgb(hue, light, saturation * less)
+        return "#" + "".join(f"{round(255 * v):02X}" for v in rgb), "os^vD<>PX*"[((code >> 8) + n) % 10]
+    return max(map(look, range(330)), key=lambda new: min(
+        27, 2 * (93 - lab(new[0])[0]), *(2 * math.dist(lab(new[0]), lab(old)) for old, _ in STYLES.values()),
+        *(apart(new, old) for old in taken)))
 
 
 def styles_of(keys):
-    """{(run, pos): (colour, marker)}: the encoding's, in shades where several have the same one"""
-    seen, styles = {}, {}
-    for run, pos in dict.fromkeys(keys):
-        colour, marker = style(pos)
-        styles[run, pos] = shade(colour, seen.get(colour, 0)), marker
-        seen[colour] = seen.get(colour, 0) + 1
-    return styles
+    """{(run, pos): (colour, marker)}: the encoding's, and a variant of it for each further run"""
+    names, runs = {}, {}
+    for key in dict.fromkeys(keys):
+        n = runs[key[1]] = runs.get(key[1], 0) + 1
+        names[key] = key[1] if n == 1 else f"{key[1]}, run {n}"
+    looks = {name: STYLES[name] for name in names.values() if name in STYLES}
+    for name in names.values():
+        looks.setdefault(name, style(name, looks.values()))
+    return {key: looks[name] for key, name in names.items()}
 
 
 def stretch_of(record):
@@ -210,10 +234,38 @@ def perplexity_axis(ax, values):
     ax.set_ylabel("perplexity")
 
 
-def legend_beside(ax, ends):
-    """right of the axes, in the order in which the lines end from the top; ends: (last y, line)"""
+def draw_apart(ax):
+    """moves lines that lie on each other all along by 2.5 points each; returns whether there are any"""
+    from matplotlib.transforms import ScaledTranslation
+    groups = []
+    for line in (line for line in ax.lines if not line.get_label().startswith("_")):
+        points = ax.transData.transform(line.get_xydata())
+        for first, group in groups:
+            if first.shape == points.shape and abs(first - points).max() < 2:           # pixels
+                group.append(line)
+                break
+        else:
+            groups.append((points, [line]))
+    for _, group in groups:
+        for n, line in enumerate(group if len(group) > 1 else ()):
+            up = ScaledTranslation(0, 2.5 / 72 * (n - (len(group) - 1) / 2), ax.figure.dpi_scale_trans)
+            line.set_transform(ax.transData + up)
+    return any(len(group) > 1 for _, group in groups)
+
+
+def band_of(counts, band="\u00b1 the standard deviation"):
+    """what the legend says of bands; counts: how many seeds stand behind each point"""
+    low, high = min(counts), max(counts)
+    return f"band: {band}\nof {f'{low} to ' * (low < high)}{high} seeds" if high > 1 else "one seed"
+
+
+def legend_beside(ax, ends, *notes):
+    """right of the axes, in the order in which the lines end from the top, below these notes; ends: (last y, line)"""
+    moved = [draw_apart(each) for each in ax.figure.axes]
+    notes = [*notes, *["lines that coincide are\ndrawn apart"] * any(moved)]
     handles = [line for _, line in sorted(ends, key=lambda e: -e[0])]
-    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10)
+    ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10, title="\n".join(notes),
+              title_fontsize=9, alignment="left")
 
 
 def named_apart(keys):
@@ -459,11 +511,11 @@ def grid(rows, columns, value):
     return [[value(row, column) for column in columns] for row in rows]
 
 
-def heat_map(ax, values, low, high, text):
-    """the first row at the bottom; text(value) is written into each cell, unless there are too many"""
+def heat_map(ax, values, low, high, text, most=12):
+    """the first row at the bottom; text(value) is written into each cell, up to `most` rows and columns"""
     image = ax.imshow(values, cmap="viridis", vmin=low, vmax=high, aspect="auto", origin="lower")
     ax.grid(False)
-    for y, row in enumerate(values if max(len(values), len(values[0])) <= 12 else []):
+    for y, row in enumerate(values if max(len(values), len(values[0])) <= most else []):
         for x, v in enumerate(row):
             if math.isfinite(v):
                 ax.text(x, y, text(v), ha="center", va="center", fontsize=8,
@@ -610,6 +662,11 @@ STUDY = {"model": console.TEXT, "trained_at": console.POSITIVE, "encoding": cons
          "seed": console.TEXT, "T": console.COUNT, "what": console.TEXT, "positions": console.TEXT,
          "value": ("a number of at least 0", lambda v: v is not None and console.AMOUNT[1](v))}
 
+# a comparison of two encodings: the mean difference of their losses, its interval, and its interval among all shown
+DIFFERENCES = {"model": console.TEXT, "trained_at": console.POSITIVE, "encoding": console.TEXT,
+               "against": console.TEXT, "T": console.POSITIVE, "mean": ("a number", console.is_number),
+               **dict.fromkeys(("low", "high", "low_all", "high_all"), console.NUMBER)}
+
 
 def key_of(row):
     return row["model"], row["trained_at"], row["encoding"]
@@ -641,34 +698,53 @@ def cells_of(rows, what, at=lambda row: row["T"]):
     return found
 
 
-def study_panels(rows, cells, plot_row, xlabel):
+def study_panels(rows, cells, plot_row, xlabel, below=0):
     """A panel for each size and trained length, in which plot_row(ax, key, label, colour, marker) draws each encoding
-    that has cells and returns its line. Returns (figure, {panel: the trained length})."""
+    that has cells and returns its line, and as many below it. Returns (figure, {panel: (size, trained length)},
+    [the panels below each], a function that draws the legend)."""
     if not cells:
         raise BadInput("expected a study with numbers of this kind (--positions), got none")
     models, lengths, encodings = (list(dict.fromkeys(r[name] for r in rows)) for name in
                                   ("model", "trained_at", "encoding"))
-    fig, axes = figure(1.8 + 3.6 * len(lengths), 0.9 + 3.4 * len(models), nrows=len(models), ncols=len(lengths),
-                       sharex=True, sharey=True, squeeze=False)
-    styles, lines = styles_of(("", pos) for pos in encodings), {}
+    fig, axes = figure(1.8 + 3.6 * len(lengths), 0.9 + 3.4 * len(models) * (1 + below), ncols=len(lengths),
+                       nrows=len(models) * (1 + below), sharex=True, squeeze=False)
+    styles, lines, panels = styles_of(("", pos) for pos in encodings), {}, {}
+    for (row, model), (column, T) in itertools.product(enumerate(models), enumerate(lengths)):
+        stack = [axes[row * (1 + below) + n][column] for n in range(1 + below)]
+        stack[0].set_title(literal(f"trained at {T:,}" + f", {model}" * (len(models) > 1)), fontsize=11)
+        for ax, first in zip(stack, next(iter(panels.values()), stack) if panels else ()):
+            ax.sharey(first)
+            ax.tick_params(labelleft=column == 0)
+        panels[model, T] = stack
     for key in cells:
-        ax = axes[models.index(key[0])][lengths.index(key[1])]
-        lines[key[2]] = plot_row(ax, key, literal(key[2]), *styles["", key[2]])
-    panels = {}
-    for model, of_model in zip(models, axes):
-        for T, ax in zip(lengths, of_model):
-            ax.set_title(literal(f"trained at {T:,}" + f", {model}" * (len(models) > 1)), fontsize=11)
-            panels[ax] = T
+        lines[key[2]] = plot_row(panels[key[:2]][0], key, literal(key[2]), *styles["", key[2]])
     axes[-1][len(lengths) // 2].set_xlabel(xlabel)
-    legend_beside(axes[len(axes) // 2][-1], [(line.get_ydata()[-1], line) for line in lines.values()])
-    return fig, panels
+    note = band_of([len(values) for points in cells.values() for values in points.values()])
+    legend = lambda: legend_beside(panels[models[len(models) // 2], lengths[-1]][0],
+                                   [(line.get_ydata()[-1], line) for line in lines.values()], note)
+    return fig, panels, legend, styles
 
 
-def draw_study(rows):
-    """perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed"""
+def draw_differences(ax, found, styles):
+    """the paired differences of one panel, each with its own interval (thick) and the one of all at once (thin)"""
+    others = list(dict.fromkeys(r["against"] for r in found))
+    ax.axhline(0, color=BLACK, linewidth=1)
+    for r in found:
+        colour, marker = styles["", r["against"]]
+        x = r["T"] * 2 ** (0.12 * (others.index(r["against"]) - (len(others) - 1) / 2))     # beside each other
+        for low, high, width in (("low_all", "high_all", 1), ("low", "high", 3)):
+            if r[low] is not None and r[high] is not None:
+                ax.plot([x, x], [r[low], r[high]], color=colour, linewidth=width, label="_interval")
+        ax.plot(x, r["mean"], color=colour, marker=marker, markersize=8, markeredgecolor="white", label="_difference")
+
+
+def draw_study(rows, differences=()):
+    """Perplexity by length: a line for each encoding, its band the standard deviation; sliding windows are dashed.
+    Below it the paired differences of --compare between its first encoding and the other ones."""
     cells, shown = cells_of(rows, "ppl"), []
     stride = next((r["what"] for r in rows if r["what"].startswith("ppl, stride ")), "")
     slid = cells_of(rows, stride)
+    differences = [r for r in differences if r["low_all"] is not None]
 
     def plot_row(ax, key, label, colour, marker):
         line = line_of_seeds(ax, cells[key], color=colour, marker=marker, markersize=5, label=label)
@@ -677,13 +753,24 @@ def draw_study(rows):
         shown.extend([*line.get_ydata(), *dashed.values()])
         return line
 
-    dashed = f"; dashed: {stride[5:]}" * bool(slid)
-    fig, panels = study_panels(rows, cells, plot_row, "evaluation length T (tokens)" + dashed)
-    for ax, T in panels.items():
+    caption = f"; dashed: {stride[5:]}" * bool(slid)
+    if differences:
+        n = len(differences)
+        caption += f"\nthick: 95 % for each of {n} comparison{'s' * (n > 1)}" + (
+            "\nthin: 95 % for all of them at once (Bonferroni)" if n > 1 else "")
+    fig, panels, legend, styles = study_panels(rows, cells, plot_row, "evaluation length T (tokens)" + caption,
+                                               int(bool(differences)))
+    for (model, T), (ax, *more) in panels.items():
         length_axis(ax, [length for row in cells.values() for length in row])
         perplexity_axis(ax, shown)
         mark_trained(ax, [T])
         ax.set_ylabel("perplexity" if ax.get_subplotspec().is_first_col() else "")
+        for below in more:
+            draw_differences(below, [r for r in differences if (r["model"], r["trained_at"]) == (model, T)], styles)
+            first = literal(differences[0]["encoding"])
+            below.set_ylabel(f"loss of {first} - loss of another\n(nats, same seeds; below 0 {first} is better)"
+                             if ax.get_subplotspec().is_first_col() else "", fontsize=9)
+    legend()
     return fig
 
 
@@ -700,14 +787,15 @@ def draw_positions(rows):
         return line
 
     longest = max((T for row in cells.values() for T, _ in row), default=0)
-    fig, panels = study_panels(rows, cells, plot_row, f"position in windows of up to {longest:,} tokens")
-    for ax, T in panels.items():
+    fig, panels, legend, _ = study_panels(rows, cells, plot_row, f"position in windows of up to {longest:,} tokens")
+    for (_, T), [ax] in panels.items():
         length_axis(ax, [x for points in drawn for x, _ in points] + [T])
         ticks = [1 << n for n in range(0, longest.bit_length(), 2)]
         ax.set_xticks(ticks, [f"{t:,}" for t in ticks])
         mark_trained(ax, [T])
         ax.set_ylabel("loss (nats per token)" if ax.get_subplotspec().is_first_col() else "")
-    loss_axis(next(iter(panels)), drawn)
+    loss_axis(ax, drawn)
+    legend()
     return fig
 
 
@@ -723,8 +811,15 @@ def read_study(path):
     return counted(rows)
 
 
+def read_differences(path):
+    """the rows of study_differences.csv beside study.csv; none if there is no such file, or one of an earlier study"""
+    beside = os.path.splitext(path)[0] + "_differences.csv"
+    rows = ledger.read(beside, DIFFERENCES, list(DIFFERENCES)[:5])
+    return rows if ledger.comments(beside) == ledger.comments(path) else []
+
+
 FIGURES = {"train": plot_train, "lengths": plot_lengths, "curve": plot_curve, "passages": plot_passages,
-           "heads": plot_heads, "study": lambda paths: draw_study(read_study(paths[0])),
+           "heads": plot_heads, "study": lambda paths: draw_study(read_study(paths[0]), read_differences(paths[0])),
            "positions": lambda paths: draw_positions(read_study(paths[0])), "bias": plot_bias}
 
 

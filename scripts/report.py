@@ -384,8 +384,7 @@ def draw_lengths(table):
     ends, shown = [], []
     several = len(table.trained()) > 1
     for n, row in enumerate(r for r in row_order(table) if r in table.ours):
-        pos = row[0].partition(":")[0]
-        colour, marker = plot.style(pos)
+        colour, marker = plot.style(row[0])
         colour = plot.RUN_COLOURS[n % len(plot.RUN_COLOURS)] if several else colour
         points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
         line = plot.line_of_seeds(ax, points, color=colour, marker=marker, label=plot.literal(label_of(table, row)))
@@ -402,7 +401,8 @@ def draw_lengths(table):
     plot.length_axis(ax, table.lengths())
     plot.mark_trained(ax, table.trained())
     ax.set_xlabel("evaluation length T (tokens)" + ("; dots: the paper's" if table.paper else ""))
-    plot.legend_beside(ax, ends)
+    plot.legend_beside(ax, ends, plot.band_of([len(values) for row in table.ours for T in table.lengths()
+                                               if (values := table.values(row, T))]))
     return fig
 
 

@@ -13,9 +13,10 @@ After an interruption the same command continues; with more encodings, seeds, le
 first one) or evaluations (--sliding, --positions, --compare) it runs only what is new. A directory that was begun with
 other settings is refused.
 
-OUT/study.csv has a row for each number of each run, study_means.csv their means, study.md tables of them, study.tex the
-first table for LaTeX (booktabs), and study.png and study_positions.png, also as .pdf, draw them. A run is in
-OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and plot.py read it too. docs/studies.md has more.
+OUT/study.csv has a row for each number of each run, study_means.csv their means, study_differences.csv the
+differences of --compare, study.md tables of them, study.tex the first table for LaTeX (booktabs), and study.png and
+study_positions.png, also as .pdf, draw them. A run is in OUT/SIZE/ENCODING-T<length>/seed_<seed>; report.py and
+plot.py read it too. docs/studies.md has more.
 """
 import collections
 import itertools
@@ -350,8 +351,9 @@ def markdown(args, jobs, rows, commits):
 
 def comparisons(args, jobs, rates):
     """(lines of Markdown: for each two encodings of --compare their difference at each length; what is undecided:
-    {(size, trained length, length, the two)})"""
-    lines, ties = [], set()
+    {(size, trained length, length, the two)}; the rows of study_differences.csv). The figure shows the differences to
+    the first encoding, so only these have an interval for all at once, by Bonferroni."""
+    lines, ties, rows, shown = [], set(), [], []
     for (a, b), model, T in itertools.product(itertools.combinations(args.compare, 2), args.models, args.lengths):
         of = [[job.commands for run, job in jobs.items()
                if (run.model, run.T, run.pos, run.lr) == (model, T, pos, rates.get((model, T, pos)))] for pos in (a, b)]
@@ -363,12 +365,19 @@ def comparisons(args, jobs, rates):
             for length in args.eval_lengths:
                 name = f"token_losses_{length}_{length}.safetensors"
                 places = ([os.path.join(c[-1].out, name) for c in commands] for commands in of)
-                text, better = compare.sentence(a, b, length, *places)
+                d = compare.differences(a, b, length, *places)
+                text, better = compare.verdict(a, b, length, d)
+                numbers = dict(zip(("mean", "low", "high"), compare.interval(d)), low_all=None, high_all=None)
+                rows.append({"model": model, "trained_at": T, "encoding": a, "against": b, "T": length,
+                             "seeds": d.shape[0], "windows": d.shape[1], **numbers})
+                shown += [(rows[-1], d)] * (a == args.compare[0])
                 lines.append("  - " + text)
                 ties |= {(model, T, length, frozenset((a, b)))} if better is None else set()
         except BadInput as e:
             lines.append(f"- {a} - {b}, {model}, trained at {T:,}: none: {e}")
-    return lines, ties
+    for row, d in shown:
+        _, row["low_all"], row["high_all"] = compare.interval(d, 1 - 0.05 / len(shown))
+    return lines, ties, rows
 
 
 def write_results(args, jobs):
@@ -378,7 +387,7 @@ def write_results(args, jobs):
     commits = ", ".join(dict.fromkeys(r["commit"] for r in rows))
     path, about = os.path.join(args.out, "study"), f"commit {commits}: {args.command}"
     text, cells = markdown(args, jobs, rows, commits)
-    lines, ties = comparisons(args, jobs, plot.best_rates(rows))
+    lines, ties, differences = comparisons(args, jobs, plot.best_rates(rows))
     text += "\n".join(["", *lines, ""] if lines else [])
     tex = table(args, rows, {T: f"{T:,}" for T in args.eval_lengths}, cells, mark=marks(cells, ties))
     console.write_whole(path + ".md", text)
@@ -386,8 +395,12 @@ def write_results(args, jobs):
     ledger.write(path + ".csv", rows, about)
     ledger.write(path + "_means.csv", list(means_of(rows)), about)
     written = f"{path}.md, {path}.tex, {path}.csv, {path}_means.csv"
+    if differences:
+        ledger.write(path + "_differences.csv", [{name: f"{value:.6g}" if isinstance(value, float) else value
+                                                  for name, value in row.items()} for row in differences], about)
+        written += f", {path}_differences.csv"
     try:
-        figures = {path: plot.draw_study}
+        figures = {path: lambda rows: plot.draw_study(rows, differences)}
         if any(r["what"] == "loss" for r in rows):
             figures[path + "_positions"] = plot.draw_positions
         for name, drawing in figures.items():

@@ -24,6 +24,7 @@ if that does not contain 0 (it needs scipy).
 """
 import collections
 import itertools
+import math
 import os
 import statistics
 import sys
@@ -188,34 +189,45 @@ def comparisons(rows, names):
 
 
 def draw(rows, order, path):
+    """lines, or above ten encodings a table, as so many lines hide each other"""
     import plot                                             # only here: it needs matplotlib
     cells = by_cell(rows)
-    names = in_order({t for t, _ in cells}, generators.TASKS)
-    columns = min(4, len(names))
+    names, rows = in_order({t for t, _ in cells}, generators.TASKS), in_order({p for _, p in cells}, order)[::-1]
+    columns, table = min(4, len(names)), len(rows) > 10
     lines = -(-len(names) // columns)
-    width = 3.2 * max(2, columns)                           # the label below needs two columns
-    fig, axes = plot.figure(width, 2.7 * lines + 0.8, nrows=lines, ncols=columns, squeeze=False, sharey=True)
-    styles, drawn = plot.styles_of((p, p) for p in in_order({p for _, p in cells}, order)), {}
+    width, height = (3.2, 2.7) if not table else (2.6, 0.3 * len(rows) + 0.7)
+    fig, axes = plot.figure(max(6.4, width * columns + table), height * lines + 0.8, nrows=lines, ncols=columns,
+                            squeeze=False, sharey=True)
+    styles, drawn, seeds = plot.styles_of((p, p) for p in rows[::-1]), {}, []
     for ax, task in zip(axes.flat, names):
-        ax.set_title(task)
+        ax.set_title(task, pad=10)
         multiples = generators.multiples(task)
-        for pos in in_order({p for t, p in cells if t == task}, order):
-            points = [(m, *(100 * f(c) for f in (statistics.mean, min, max)))
-                      for m, c in zip(multiples, columns_of(cells[task, pos])) if c]
-            if points:
-                colour, marker = styles[pos, pos]
-                x, means, low, high = zip(*points)
-                drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
-                ax.fill_between(x, low, high, color=colour, alpha=min(0.15, 1 / len(styles)), linewidth=0)
+        found = {pos: [(m, *(100 * f(c) for f in (statistics.mean, min, max)))
+                       for m, c in zip(multiples, columns_of(cells.get((task, pos), {}))) if c] for pos in rows}
+        if table:
+            means = {pos: {m: mean for m, mean, *_ in points} for pos, points in found.items()}
+            plot.heat_map(ax, plot.grid(rows, multiples, lambda pos, m: means[pos].get(m, math.nan)), 0, 100,
+                          "{:.0f}".format, most=99)
+            ax.set_xticks(range(len(multiples)), multiples)
+            ax.set_yticks(range(len(rows)), rows, fontsize=9)
+            continue
+        for pos in (pos for pos in rows[::-1] if found[pos]):
+            colour, marker = styles[pos, pos]
+            x, means, low, high = zip(*found[pos])
+            drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
+            ax.fill_between(x, low, high, color=colour, alpha=min(0.15, 1 / len(styles)), linewidth=0)
+            seeds.append(len(learned_seeds(cells[task, pos])))
         plot.length_axis(ax, multiples)
         ax.set_ylim(0, 100)
     for ax in list(axes.flat)[len(names):]:
         ax.set_visible(False)
     fig.supxlabel("length of the test examples / longest trained length")
-    fig.supylabel("right (%)")
-    if drawn:
-        kept = in_order(drawn, order)
-        axes[0, -1].legend([drawn[p] for p in kept], kept, loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=9)
+    fig.supylabel("" if table else "right (%)")
+    if table:
+        fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has", fontsize=11)
+    elif drawn:
+        plot.legend_beside(axes[0, -1], [(line.get_ydata()[-1], line) for line in drawn.values()],
+                           plot.band_of(seeds, "lowest to highest"))
     plot.save(fig, path)
 
 

@@ -1,7 +1,9 @@
 """test_plot.py -- scripts/plot.py draws every figure from a small log and refuses bad input in words."""
+import itertools
 import json
 import math
 import os
+import re
 import struct
 import subprocess
 import sys
@@ -114,7 +116,6 @@ class TestPlot(Folder):
         fig = plot.plot_lengths([run])
         self.assertEqual(plotted(fig), {"rope": [(256, 90)], "rope, yarn": [(256, 7)]})
         self.assertEqual([y for _, y in plotted(plot.plot_curve([run]))["rope, yarn, T = 4"]], [4, 3, 2, 1])
-        self.assertEqual(plot.style("rope, yarn"), plot.STYLES["rope"])
         self.assertEqual(plot.stretch_of({"window": 64, "sinks": 4, **stretch}), ", yarn, window 64+4")
         self.assertEqual(plot.stretch_of({"window": [64, 0], "document_mask": True}),
                          ", window 64,0+0, documents apart")
@@ -150,10 +151,59 @@ class TestPlot(Folder):
     def line(self, fig, label):
         return next(line for line in fig.axes[0].get_lines() if line.get_label() == label)
 
+    @staticmethod
+    def cielab(colour):
+        """by matrices, of the standard's text; L* is grey"""
+        rgb = [int(colour[i:i + 2], 16) / 255 for i in (1, 3, 5)]
+        rgb = [((v + 0.055) / 1.055) ** 2.4 if v > 0.04045 else v / 12.92 for v in rgb]
+        xyz = [sum(m * v for m, v in zip(row, rgb)) for row in (
+            (0.412391, 0.357584, 0.180481), (0.212639, 0.715169, 0.072192), (0.019331, 0.119195, 0.950532))]
+        f = [v ** (1 / 3) if v > (6 / 29) ** 3 else v * (29 / 6) ** 2 / 3 + 4 / 29
+             for v in (xyz[0] / 0.95046, xyz[1], xyz[2] / 1.08906)]
+        return 116 * f[1] - 16, 500 * (f[0] - f[1]), 200 * (f[1] - f[2])
+
+    def test_looks_are_apart_in_colour_and_in_grey(self):
+        """of all encodings, and of those that published figures show beside each other"""
+        shown = [[*plot.STYLES], ["carope", "rope", "rope:clock=cable", "cable", "none"],
+                 ["cable", "cable:bias=0.5", "cable:bias=0.25", "cable_v1", "cable"],
+                 ["none", "cable", "none,none,none,cable", "cable,none,none,none", "rope", "rope+cable_nw"],
+                 ["cable", "alibi", "rope", "none", "cable_nw", "bam+ssmax", "rope:clock=cable", "fox", "carope"]]
+        for n, names in enumerate(shown):
+            looks = plot.styles_of(enumerate(names))
+            for a, b in itertools.combinations(looks, 2):
+                (one, marker), (two, its) = looks[a], looks[b]
+                x, y = self.cielab(one), self.cielab(two)
+                self.assertGreater(math.dist(x, y), 18 if n == 0 else 13, (a, b, one, two))
+                family = [re.search("cable|alibi|grape|kerple|t5|rope|$", re.split("[:,+]", pos)[0])[0]
+                          for _, pos in (a, b)]
+                if marker == its or family[0] == family[1] != "":           # grey has to tell them apart
+                    self.assertGreater(abs(x[0] - y[0]), 15 if marker == its and n == 0 else 7, (a, b, one, two))
+                if family[0] == family[1] != "":
+                    hues = [math.degrees(math.atan2(*z[:0:-1])) for z in (x, y)]
+                    self.assertLess(abs((hues[0] - hues[1] + 180) % 360 - 180), 30, (a, b, one, two))
+                self.assertAlmostEqual(math.dist(x, y), math.dist(plot.lab(one), plot.lab(two)), 0)
+            self.assertLess(max(self.cielab(colour)[0] for colour, _ in looks.values()), 84)    # paper has 100
+
+    def test_lines_that_coincide_are_drawn_apart(self):
+        fig, ax = plot.figure()
+        lines = [ax.plot([1, 2, 4], y, label=name)[0] for name, y in (
+            ("one", [9, 9, 9]), ("two", [9, 9, 9]), ("low", [9, 9, 0]), ("three", [9, 9, 9.001]))]
+        ax.plot([1, 2, 4], [9, 9, 9], label="_hidden")
+        plot.legend_beside(ax, [(1, line) for line in lines], plot.band_of([2, 3]))
+        fig.canvas.draw()
+        at = {line.get_label(): round(float(line.get_transform().transform((1, 9))[1] * 72 / fig.dpi), 2)
+              for line in ax.lines}
+        base = at["low"]
+        self.assertEqual([round(at[name] - base, 1) for name in ("one", "two", "three", "_hidden")], [-2.5, 0, 2.5, 0])
+        self.assertEqual(ax.get_legend().get_title().get_text(),
+                         "band: ± the standard deviation\nof 2 to 3 seeds\nlines that coincide are\ndrawn apart")
+        self.assertEqual(plot.band_of([1, 1]), "one seed")
+        self.assertIn("of 3 seeds", plot.band_of([3]))
+
     def test_one_colour_per_encoding_in_every_figure(self):
-        self.assertEqual(len({colour for colour, _ in plot.STYLES.values()}), len(plot.STYLES))
-        self.assertEqual([plot.style(pos) for pos in ("my_gate", "my_gate:a=2", "cable", "t5_clip:K=64")],
-                         [("#4BA112", "v"), ("#4BA112", "v"), plot.STYLES["cable"], plot.STYLES["t5_clip"]])
+        mine = plot.style("my_gate")[0]
+        self.assertEqual([plot.style("cable"), plot.styles_of([("a", "rope, yarn"), ("b", "rope")])["b", "rope"]],
+                         [plot.STYLES["cable"], plot.STYLES["rope"]])
         def run(name, pos):
             curves = [{"kind": "curve", "pos": pos, "T": T, "loss": [4 - t / T for t in range(T)]} for T in (8, 16)]
             return self.log(name, {"kind": "train", "step": 0, "loss": 3}, self.record(8, 5, pos=pos), *curves)
@@ -161,11 +211,11 @@ class TestPlot(Folder):
         for figure, label in ((plot.plot_lengths, "my_gate"), (plot.plot_curve, "my_gate, T = 8"),
                               (plot.plot_train, "two, train")):
             for order in runs, runs[::-1], runs[1:]:
-                self.assertEqual(self.line(figure(order), label).get_color(), "#4BA112", label)
+                self.assertEqual(self.line(figure(order), label).get_color(), mine, label)
         # the second run of an encoding has a shade of its colour
         twins = plot.plot_curve([*runs, run("three", "my_gate")])
         first, second = (self.line(twins, f"my_gate ({name}), T = 8").get_color() for name in ("two", "three"))
-        self.assertEqual((first, second == first), ("#4BA112", False))
+        self.assertEqual((first, second == first), (mine, False))
 
     def test_one_line_style_per_length(self):
         curve = lambda pos, T: {"kind": "curve", "pos": pos, "T": T, "loss": [4 - t / T for t in range(T)]}

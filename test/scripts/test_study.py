@@ -23,7 +23,6 @@ from folder import BERT_TRAINER, ENVIRONMENT, ROOT, SCRIPTS, TRAINER, Folder, ca
 import compare
 import console
 import ledger
-import longppl
 import paper
 import plot
 import report
@@ -170,13 +169,8 @@ class TestForeignFiles(Fake):
                    "Used 9 registers")
         drawn = mock.Mock(savefig=lambda image, **_: image.write(b"png"))
         study_of = [*self.command("--encodings", "one", "--val_files", self.path("b.txt"), seeds="1")[2:], "--out"]
-        keys = ("--val_files", self.path("b.txt"), "--long", "64", "--short", "32", "--stride", "32")
-        model = self.path("out", "2x4x64", "one-T64", "seed_1")
         self.scripts = (
             [study.main, *study_of, self.path("out")],
-            (longppl.main, "keys", model, *keys, "--trainer", self.fake, "-o", self.path("out", "keys.json")),
-            (longppl.main, "score", self.path("out", "keys.json"), model, "--trainer", self.fake, "--out",
-             self.path("out", "longppl")),
             (report.main, self.path("run"), "-o", self.path("out", "report")),
             (lambda argv: plot.save(drawn, *argv), self.path("out", "figure.png")),
             (ptxas_budget.main, self.path("ptxas.txt"), "--update", "--budget", self.path("out", "ptxas.json")),
@@ -195,7 +189,7 @@ class TestForeignFiles(Fake):
     def test_survive(self):
         self.assertEqual([code for code, _ in self.run_all()], [0] * len(self.scripts))
         names = self.outputs()
-        self.assertGreater(len(names), 14)
+        self.assertGreater(len(names), 12)
         self.write("foreign", "a user's")
         for name in names:
             for beside in (name + ".tmp", f"{os.path.dirname(name)}/.tmp-{os.path.basename(name)}"):
@@ -385,7 +379,8 @@ class TestTable(Fake):
                 self.assertIn(f"commit {ledger.commit()}: scripts/study.py --seeds 1 2 --lengths".encode(), image)
         os.chdir(self.folder)
         for words in (("study", "s/study.csv"), ("positions", "s/study.csv"),
-                      *(("study", path) for path in glob.glob(os.path.join(ROOT, "dev", "results", "study_*.csv")))):
+                      *(("study", path) for path in glob.glob(os.path.join(ROOT, "dev", "results", "study_*.csv"))
+                        if not path.endswith("_differences.csv"))):
             self.assertEqual(called(plot.main, *words, "-o", self.path("again.png"))[0], 0, words)
             self.assertIn(b"scripts/study.py --", read_bytes(self.path("again.png")))
         text = self.read("s", "study.csv")
@@ -446,6 +441,37 @@ class TestCompare(Fake):
         d = random.normal(0, of_seed, (seeds, 1)) + random.normal(0, of_window, (1, windows))
         return d + random.normal(0, of_window / 2, (seeds, windows))
 
+    def test_the_figure_has_the_differences_of_the_table(self):
+        """those to the first encoding, with the table's intervals and with wider ones, of all of them at once"""
+        random = self.numpy.random.default_rng(7)
+        d = self.differences(random, 3, 50, 0.002, 0.01)
+        (mean, low, high), (_, below, above) = compare.interval(d), compare.interval(d, 1 - 0.05 / 4)
+        self.assertTrue(below < low < mean < high < above)
+        # of three numbers: the quantile of t at 1 - 0.05 / 8, with two degrees of freedom, is 8.8602
+        ends = compare.over_seeds([1.0, 2.0, 3.0], 1 - 0.05 / 4)
+        self.assertAlmostEqual(float(ends[1]), 2 + 8.8602 / 3 ** 0.5, 3)
+        cells = {(64, pos): {64: 3 * [value], 128: 3 * [value + 1]} for pos, value in
+                 (("one", 3.0), ("two", 4.0), ("three", 5.0))}
+        rows = TestTable.rows(cells)
+        pair = lambda a, b, T, mean, wide: {"model": "2,4,64", "trained_at": 64, "encoding": a, "against": b, "T": T,
+                                            "mean": mean, "low": mean - 0.1, "high": mean + 0.1,
+                                            "low_all": wide and mean - wide, "high_all": wide and mean + wide}
+        found = [pair("one", "two", 64, -0.5, 0.3), pair("one", "three", 128, 0.25, 0.3), pair("two", "three", 64, 1,
+                                                                                             None)]
+        perplexity, differences = plot.draw_study(rows, found).axes
+        spans = [(line.get_ydata()[0], line.get_ydata()[-1]) for line in differences.lines]
+        for expected in (0, 0), (-0.8, -0.2), (-0.6, -0.4), (-0.05, 0.55), (0.15, 0.35):
+            self.assertTrue(any(self.numpy.allclose(expected, span) for span in spans), (expected, spans))
+        self.assertNotIn((1, 1), spans)
+        self.assertIn("each of 2 comparisons\nthin: 95 % for all of them at once (Bonferroni)",
+                      differences.get_xlabel())
+        self.assertIn("below 0 one is better", differences.get_ylabel())
+        self.assertEqual(perplexity.get_legend().get_title().get_text(),
+                         "band: ± the standard deviation\nof 3 seeds")
+        one, = plot.draw_study(rows, found[:1]).axes[1:]
+        self.assertNotIn("Bonferroni", one.get_xlabel())
+        self.assertEqual(len(plot.draw_study(rows, found[2:]).axes), 1)
+
     def test_an_interval_covers_the_truth(self):
         """in 60 studies, about as often as it says, whichever of seeds and windows differ more"""
         random = self.numpy.random.default_rng(5)
@@ -472,7 +498,7 @@ class TestCompare(Fake):
             self.assertEqual((says in text, better), (True, who), text)
         with mock.patch.object(compare, "windows", lambda path, T: noise[0][:len(path)]), \
                 self.assertRaisesRegex(compare.BadInput, "expected as many windows in each evaluation, got 3 and 4"):
-            compare.sentence("a", "b", 64, ["one", "two"], ["six", "four"])
+            compare.differences("a", "b", 64, ["one", "two"], ["six", "four"])
 
     def test_refusals(self):
         for words, message in ((("--compare", "one"), "expected two or more"), (("--compare", "one", "2"), "one 2"),
@@ -888,6 +914,17 @@ class TestTrainer(Folder):
                 self.assertEqual(console.encodings(text), rows)
                 self.assertRegex(text, r"\btiny \d+,\d+,\d+")
 
+    def check_differences(self, listed):
+        """the CSV has the numbers of the list; plot.py draws them again, but not beside another study"""
+        found_again = plot.read_differences(self.path("s", "study.csv"))
+        self.assertEqual([f"{row['encoding']} - {row['against']} at {row['T']}: {row['mean']:+.4f} nats "
+                          f"[{row['low']:+.4f}, {row['high']:+.4f}]" for row in found_again],
+                         listed)
+        self.assertTrue(all(row["low_all"] < row["low"] < row["high"] < row["high_all"] for row in found_again))
+        self.write("other.csv", "# another study\n" + self.read("s", "study.csv").partition("\n")[2])
+        self.write("other_differences.csv", self.read("s", "study_differences.csv"))
+        self.assertEqual((len(found_again), plot.read_differences(self.path("other.csv"))), (6, []))
+
     def test_a_study(self):
         text = "".join(f"line {n} of a text, {n * n} its square.\n" for n in range(400))
         command = [sys.executable, os.path.join(SCRIPTS, "study.py"), "--encodings", "cable", "learned", "fox",
@@ -925,6 +962,7 @@ class TestTrainer(Folder):
         difference = (sum(both["cable"]) - sum(both["fox"])) / 3
         after = r.stdout[r.stdout.index("- 1,2,32, trained at 16; cable has "):]
         self.assertRegex(after, rf"cable - fox at 8: \{difference:+.4f} nats \[.*\], 3 seeds, 25 windows: ")
+        self.check_differences(re.findall(r"  - (.*\])", r.stdout))
         # the octaves of a window's positions are all of it, but for the last window, which is cut short
         losses = [float(of_32["loss" + p]["mean"]) for p in ("1", "2", "3-4", "5-8", "9-16", "17-32")]
         mean = sum(n * loss for n, loss in zip((1, 1, 2, 4, 8, 16), losses)) / 32
