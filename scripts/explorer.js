@@ -6,7 +6,8 @@
 "use strict";
 const T = DATA.tokens.length, TILE = 64, LEAST = 2 ** -24 / T;      // as llmc/lab/heads.h: a tile lives above LEAST
 const MARGIN = 52;                              // of the curves' labels, in pixels
-const NEAR = 100;                               // tokens of the curves, unless they show the whole text
+const NEAR = 100;                               // tokens of the curves unless they show the whole text; fewer if narrow
+const LETTER = 5.2;                             // pixels that a token's letter needs at least
 const state = { query: Math.floor(0.4 * T), key: 0, by: "attention", span: NEAR, heads: DATA.models.map(() => 0) };
 const $ = (selector, of = document) => of.querySelector(selector);
 const make = (tag, to, properties = {}) => to.appendChild(Object.assign(document.createElement(tag), properties));
@@ -143,8 +144,10 @@ function paintReadout(n) {
 
 // which tokens the curves show: [first, end)
 function range() {
-  const first = Math.max(0, Math.min(T - state.span, state.query - Math.floor(0.8 * state.span)));
-  return [first, Math.min(T, first + state.span)];
+  const room = Math.max(10, Math.floor(($(".tracks").clientWidth - MARGIN) / LETTER));
+  const span = state.span > NEAR ? T : Math.min(state.span, room);
+  const first = Math.max(0, Math.min(T - span, state.query - Math.floor(0.8 * span)));
+  return [first, Math.min(T, first + span)];
 }
 
 function tracksOf(model, head) {
@@ -166,7 +169,7 @@ function tracksOf(model, head) {
         ends: [digits(S[to - 1]), digits(low)] },
       { name: "weight g", values: g, low: 0, high: Math.max(...g), ends: [digits(Math.max(...g)), "0"], thin: true },
     ] : [{ name: `${model.pos} keeps no sum` }, { name: "and weighs no query" }]),
-    { name: "loss in nats, and its mean over 33 tokens", values: model.losses, low: 0, high: 8, ends: ["8", "0"],
+    { name: "loss in nats; mean over 33", values: model.losses, low: 0, high: 8, ends: ["8", "0"],
       bars: true, mean: model.mean },
   ];
 }
@@ -181,7 +184,8 @@ function paintTracks(n) {
   c.scale(ratio, ratio);
   c.font = "12px " + style.fontFamily;
   const [from, to] = range(), right = width - MARGIN, x = t => (t - from + 0.5) / (to - from) * right;
-  const all = tracksOf(model, head), letters = to - from <= NEAR && DATA.tokens.every(token => [...token].length <= 2);
+  const all = tracksOf(model, head), longest = Math.max(...DATA.tokens.slice(from, to).map(t => [...t].length));
+  const letters = to - from <= NEAR && longest <= 2;
   const each = (height - (letters ? 20 : 0)) / all.length, near = to - from <= NEAR;
   const polyline = (values, y) => {
     c.beginPath();
@@ -200,7 +204,7 @@ function paintTracks(n) {
     c.fillRect(0, y1, right, 1);
     if (!track.values) return;
     c.fillStyle = soft;
-    c.fillText(track.ends[0], right + 8, y0 + 6);
+    c.fillText(track.ends[0], right + 8, y0 + 1);
     c.fillText(track.ends[1], right + 8, y1 + 1);
     const of = track.of ?? (v => v), y = v => y1 - (y1 - y0) * clamp((of(v) - track.low) / (track.high - track.low));
     c.strokeStyle = hue(1);
@@ -224,7 +228,7 @@ function paintTracks(n) {
     if (t >= from && t < to) c.fillRect(Math.round(x(t)), 0, 1, height - (letters ? 18 : 0));
   }
   c.textAlign = "center";
-  c.font = `${Math.min(14, 2 * right / (to - from))}px ` + getComputedStyle(model.text).fontFamily;
+  c.font = `${Math.min(14, right / (to - from) / 0.61 / longest)}px ui-monospace, monospace`;
   for (let t = from; letters && t < to; t++) {
     c.fillStyle = t === state.query ? ink : t === state.key ? hue(1) : soft;
     c.fillText(DATA.tokens[t].replace("\n", "/"), x(t), height - 4);       // as in a quotation of verse
@@ -269,9 +273,11 @@ function paintMap(model, head, canvas) {
 
 const soon = () => new Promise(done => setTimeout(done));
 async function paintMaps() {
+  delete document.documentElement.dataset.ready;                // as long as #busy is there
   for (const model of DATA.models) for (const [h, head] of model.heads.entries()) {
-    paintMap(model, head, $("canvas", model.maps[h]));
+    $("#busy").textContent = `drawing ${model.pos}'s head ${h + 1} of ${model.heads.length} …`;
     await soon();
+    paintMap(model, head, $("canvas", model.maps[h]));
   }
   document.documentElement.dataset.ready = "yes";
 }
@@ -321,7 +327,7 @@ function build(model, n) {
   make("p", title, { className: "soft", title: model.path,
     textContent: `trained at ${model.T_train} tokens · loss ${model.loss.toFixed(3)} nats in this text` });
   model.list = make("dl", title);
-  const maps = make("div", header, { className: "maps" }), size = Math.min(64, 300 / NH, 150 / layers);
+  const maps = make("div", header, { className: "maps" }), room = `(100vw - 80px) / ${NH} - 12px`;
   maps.style.gridTemplateColumns = `auto repeat(${NH}, auto)`;
   make("label", maps, { textContent: layers * NH < 40 ? "layer" : "" });
   for (let h = 0; h < NH; h++) make("label", maps, { textContent: NH <= 8 ? `head ${h}` : h });
@@ -330,10 +336,11 @@ function build(model, n) {
     const button = make("button", maps, { title: `layer ${head.layer}, head ${head.head}: live tiles, query by key`,
         onclick: () => { state.heads[n] = m; paint(); } }), tiles = Math.ceil(T / TILE);
     const canvas = make("canvas", button, { width: tiles, height: tiles });
-    canvas.style.width = canvas.style.height = size + "px";
+    const size = `max(4px, min(64px, 300px / ${NH}, var(--most) / ${layers}, ${room}))`;
+    canvas.style.width = canvas.style.height = size;
     return button;
   });
-  make("label", maps, { textContent: `live tiles of ${TILE} × ${TILE} pairs, by their largest weight` });
+  make("label", maps, { textContent: `live ${TILE} × ${TILE} tiles, by largest weight` });
   const text = model.text = make("div", section, { className: "text" });
   if (DATA.tokens.every(token => /^\d+$/.test(token))) text.className += " ids";
   model.spans = DATA.tokens.map((token, t) => {          // lines flow on; an empty line ends a paragraph
@@ -372,7 +379,7 @@ async function start() {
   $("#about span").textContent = DATA.text;
   await Promise.all(DATA.models.map(unpack));
   if (DATA.models.length === 1) document.body.className = "one";
-  for (const [value, name] of [[NEAR, `${NEAR} tokens`], [T, "whole text"]]) {
+  for (const [value, name] of [[NEAR, "nearby"], [T, "whole text"]]) {
     make("button", $("#span"), { value, textContent: name, onclick() { state.span = value; paint(); } });
   }
   for (const name in COLOURS) make("button", $("#by"), { textContent: name, onclick() { state.by = name; paint(); } });

@@ -98,6 +98,7 @@ def model_of(args, checkpoint, T):
             begins, sinks = parts[0]["begins"].astype(int).tolist() if "begins" in parts[0] else [], about["sinks"]
             shown += [{"layer": about["layer"], "head": h, "statistics": statistics[about["layer"], h],
                        **head_of(checkpoint, about, part, floats)} for h, part in enumerate(parts)]
+        shown.sort(key=lambda head: (head["layer"], head["head"]))      # of the files, layer 10 is before layer 2
         losses = read_losses(os.path.join(out, f"token_losses_{T}_{T}.safetensors"))
         summary = console.read_log(out, "extrapolation")[0]
     # the loss of a token is that of predicting it: the first has none, and the last one's target is not shown

@@ -39,13 +39,13 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
 STYLES = {          # colour, marker
     "cable": (BLUE, "o"), "cable_nw": ("#5A88AD", "s"), "kcable": ("#31577C", "*"), "kcable_nw": ("#5DB8FD", "^"),
     "cable_v1": ("#002B43", "v"), "kcable_v1": ("#ADCDFD", "X"), "cable_signed": ("#299DFE", "P"),
-    "alibi": (GREEN, "v"), "alibi_trained": ("#002D1A", "*"), "alibi_random": ("#015534", ">"),
+    "alibi": (GREEN, "v"), "alibi_trained": ("#002D1A", "*"), "alibi_random": ("#015534", "<"),
     "grape_q": ("#7159CF", "^"), "grape_k": ("#C39DFF", "D"), "grape_qk": ("#69009C", "s"),
     "kerple": ("#870056", "D"), "kerple_power": ("#4F0031", "P"),
     "bam": ("#D67BB3", ">"), "fire": (ORANGE, "*"),
     "t5": (RED, "X"), "t5_clip": ("#861500", "^"),
     "rope": ("#251302", "<"), "carope": ("#7C511A", "P"),
-    "learned": ("#A3A3A3", "o"), "sinusoidal": ("#595959", "<"), "ssmax": ("#A1AF5B", "<"), "cope": ("#882B2C", "X"),
+    "learned": ("#A3A3A3", "o"), "sinusoidal": ("#595959", ">"), "ssmax": ("#A1AF5B", "<"), "cope": ("#882B2C", "X"),
     "none": ("#606900", "v")}
 RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
@@ -253,10 +253,10 @@ def draw_apart(ax):
     return any(len(group) > 1 for _, group in groups)
 
 
-def band_of(counts, band="\u00b1 the standard deviation"):
+def band_of(counts, band="± the standard\ndeviation"):
     """what the legend says of bands; counts: how many seeds stand behind each point"""
     low, high = min(counts), max(counts)
-    return f"band: {band}\nof {f'{low} to ' * (low < high)}{high} seeds" if high > 1 else "one seed"
+    return f"band: {band} of {f'{low} to ' * (low < high)}{high} seeds" if high > 1 else "one seed"
 
 
 def legend_beside(ax, ends, *notes):
@@ -427,7 +427,7 @@ def loss_axis(ax, lines):
     later = [v for points in lines for _, v in points[len(points) // 2:]]
     reach = 1.5 * (max(later) - min(later)) or 0.5
     low, high = max(min(values), min(later) - reach), min(max(values), max(later) + reach)
-    bottom, top = low - 0.1 * (high - low or 5), high + 0.04 * (high - low or 5)
+    bottom, top = low - 0.1 * (high - low or 5), high + 0.07 * (high - low or 5)
     ax.set_ylim(bottom, top)
     if outside := [v for v in values if not bottom <= v <= top]:                # the note is below the lines
         text = f"cut off: {len(outside)} of {len(values)} points, {min(outside):.3g} to {max(outside):.3g}"

@@ -227,7 +227,7 @@ def draw(rows, order, path):
         fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has", fontsize=11)
     elif drawn:
         plot.legend_beside(axes[0, -1], [(line.get_ydata()[-1], line) for line in drawn.values()],
-                           plot.band_of(seeds, "lowest to highest"))
+                           plot.band_of(seeds, "lowest to\nhighest"))
     plot.save(fig, path)
 
 

@@ -185,8 +185,8 @@ class TestExplorer(ClassFolder):
         self.assertEqual(self.browser.errors, [])
 
     def test_sizes(self):
-        """what a page shows has room on screens of laptops, and in a window that is narrower: nothing lies on another
-        thing or beyond the right edge, and some lines of the text are seen"""
+        """what a page shows has room on a phone, a tablet and laptops, light and dark: nothing lies on another thing or
+        beyond the right edge, some lines of the text are seen, and at 1,280 x 720 all curves are"""
         overlaps = """(() => {
             const seen = [...document.querySelectorAll(`body > header > *, .model, .model > *, dl > div, dd, dt, h2,
                 .maps, .maps > *, .readout b`)].filter(e => e.offsetWidth > 0), found = [];
@@ -202,14 +202,48 @@ class TestExplorer(ClassFolder):
             }
             return found;
         })()"""
+        texts = """(() => {                                             // what stands on other words in a canvas
+            const boxes = [], found = [], real = CanvasRenderingContext2D.prototype.fillText;
+            CanvasRenderingContext2D.prototype.fillText = function (text, x, y) {
+                const m = this.measureText(text), left = this.textAlign === "center" ? x - m.width / 2 : x;
+                boxes.push([this.canvas, text, left, left + m.width, y - m.actualBoundingBoxAscent,
+                            y + m.actualBoundingBoxDescent]);
+            };
+            paint(["tracks"]);
+            CanvasRenderingContext2D.prototype.fillText = real;
+            for (const [n, a] of boxes.entries()) for (const b of boxes.slice(n + 1)) {
+                if (a[0] === b[0] && Math.min(a[3], b[3]) - Math.max(a[2], b[2]) > 0.1
+                    && Math.min(a[5], b[5]) - Math.max(a[4], b[4]) > 0.1) found.push([a[1], b[1]]);
+            }
+            return [boxes.length, found];
+        })()"""
         for models in ("cable", "alibi"), ("deep", "cable"), ("cable",), ("deep",):
             value = self.page(*models)
-            for width, height in (1280, 720), (1366, 768), (1440, 900), (1600, 1000), (1001, 700), (800, 600):
+            if models == ("deep",):
+                self.assertEqual(value("DATA.models[0].heads.map(h => 12 * h.layer + h.head)"), [*range(144)])
+            for width, height in ((390, 844), (768, 1024), (1280, 720), (1600, 1000), (1366, 768), (1440, 900),
+                                  (1001, 700), (800, 600)):
                 self.browser.size(width, height)
+                value("toggleTheme(), new Promise(requestAnimationFrame)")
                 self.assertEqual(value(overlaps), [], (models, width, height))
+                wide, high = value("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
+                self.assertLessEqual(wide, width, models)
+                if width == 1280 and "deep" not in models:
+                    self.assertLessEqual(high, height)
+                drawn, found = value(texts)
+                self.assertEqual(found, [], (models, width, height))
+                self.assertGreater(drawn, 50)                           # names, numbers, and letters under them
                 heights = value("[...document.querySelectorAll('.text, .tracks')].map(e => e.clientHeight)")
                 self.assertGreaterEqual(min(heights), 135, (models, width, height))
         self.browser.size(1600, 1000)
+
+    def test_a_sign_while_it_draws(self):
+        value = self.page("cable")
+        sign = "[getComputedStyle($('#busy')).display, $('#busy').textContent]"
+        self.assertEqual(value(sign)[0], "none")
+        self.assertEqual(value(f"(toggleTheme(), {sign})"), ["block", "drawing cable's head 1 of 4 …"])
+        value("new Promise(done => setTimeout(done, 1000))")
+        self.assertEqual(value(sign), ["none", "drawing cable's head 4 of 4 …"])
 
     def test_the_first_head(self):
         """sees farthest of those whose sum grows"""

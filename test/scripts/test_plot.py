@@ -196,7 +196,7 @@ class TestPlot(Folder):
         base = at["low"]
         self.assertEqual([round(at[name] - base, 1) for name in ("one", "two", "three", "_hidden")], [-2.5, 0, 2.5, 0])
         self.assertEqual(ax.get_legend().get_title().get_text(),
-                         "band: ± the standard deviation\nof 2 to 3 seeds\nlines that coincide are\ndrawn apart")
+                         "band: ± the standard\ndeviation of 2 to 3 seeds\nlines that coincide are\ndrawn apart")
         self.assertEqual(plot.band_of([1, 1]), "one seed")
         self.assertIn("of 3 seeds", plot.band_of([3]))
 

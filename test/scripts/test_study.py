@@ -467,7 +467,7 @@ class TestCompare(Fake):
                       differences.get_xlabel())
         self.assertIn("below 0 one is better", differences.get_ylabel())
         self.assertEqual(perplexity.get_legend().get_title().get_text(),
-                         "band: ± the standard deviation\nof 3 seeds")
+                         "band: ± the standard\ndeviation of 3 seeds")
         one, = plot.draw_study(rows, found[:1]).axes[1:]
         self.assertNotIn("Bonferroni", one.get_xlabel())
         self.assertEqual(len(plot.draw_study(rows, found[2:]).axes), 1)
