@@ -31,23 +31,16 @@ import console
 import ledger
 from console import BadInput, number, read_log
 
-# Okabe and Ito's colours, which stay distinct under the common colour blindnesses
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY = (
-    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#000000", "#7F7F7F")
-# Every encoding has one colour and one marker, the same in every figure. A family (a line) has one hue; test_plot.py
-# measures how far apart they are, in colour and in grey.
+# Every encoding has one colour and one marker, the same in every figure. A family has one hue; the most common have
+# Okabe and Ito's colours. test_plot.py measures how far apart all of them are, in colour and in grey.
 STYLES = {          # colour, marker
-    "cable": (BLUE, "o"), "cable_nw": ("#5A88AD", "s"), "kcable": ("#31577C", "*"), "kcable_nw": ("#5DB8FD", "^"),
+    "cable": ("#0072B2", "o"), "cable_nw": ("#5A88AD", "s"), "kcable": ("#31577C", "*"), "kcable_nw": ("#5DB8FD", "^"),
     "cable_v1": ("#002B43", "v"), "kcable_v1": ("#ADCDFD", "X"), "cable_signed": ("#299DFE", "P"),
-    "alibi": (GREEN, "v"), "alibi_trained": ("#002D1A", "*"), "alibi_random": ("#015534", "<"),
-    "grape_q": ("#7159CF", "^"), "grape_k": ("#C39DFF", "D"), "grape_qk": ("#69009C", "s"),
-    "kerple": ("#870056", "D"), "kerple_power": ("#4F0031", "P"),
-    "bam": ("#D67BB3", ">"), "fire": (ORANGE, "*"),
-    "t5": (RED, "X"), "t5_clip": ("#861500", "^"),
-    "rope": ("#251302", "<"), "carope": ("#7C511A", "P"),
-    "learned": ("#A3A3A3", "o"), "sinusoidal": ("#595959", ">"), "ssmax": ("#A1AF5B", "<"), "cope": ("#882B2C", "X"),
-    "none": ("#606900", "v")}
-RUN_COLOURS = (BLUE, ORANGE, GREEN, RED, PURPLE, SKY, BLACK, GREY)
+    "alibi": ("#009E73", "v"), "alibi_trained": ("#002D1A", "*"), "alibi_random": ("#015534", "<"),
+    "grape_q": ("#7159CF", "^"), "grape_k": ("#C39DFF", "D"), "grape_qk": ("#69009C", "s"), "kerple": ("#870056", "D"),
+    "kerple_power": ("#4F0031", "P"), "bam": ("#D67BB3", ">"), "fire": ("#E69F00", "*"), "t5": ("#D55E00", "X"),
+    "t5_clip": ("#861500", "^"), "rope": ("#251302", "<"), "carope": ("#7C511A", "P"), "learned": ("#A3A3A3", "o"),
+    "sinusoidal": ("#595959", ">"), "ssmax": ("#A1AF5B", "<"), "cope": ("#882B2C", "X"), "none": ("#606900", "v")}
 LINE_STYLES = ("-", (0, (5, 2)), (0, (1, 1.5)), (0, (5, 2, 1, 2)), (0, (9, 3)), (0, (5, 2, 1, 2, 1, 2)), (0, (1, 4)))
 
 
@@ -259,13 +252,13 @@ def band_of(counts, band="± the standard\ndeviation"):
     return f"band: {band} of {f'{low} to ' * (low < high)}{high} seeds" if high > 1 else "one seed"
 
 
-def legend_beside(ax, ends, *notes):
+def legend_beside(ax, ends, *notes, **more):
     """right of the axes, in the order in which the lines end from the top, below these notes; ends: (last y, line)"""
     moved = [draw_apart(each) for each in ax.figure.axes]
     notes = [*notes, *["lines that coincide are\ndrawn apart"] * any(moved)]
     handles = [line for _, line in sorted(ends, key=lambda e: -e[0])]
     ax.legend(handles=handles, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10, title="\n".join(notes),
-              title_fontsize=9, alignment="left")
+              title_fontsize=9, alignment="left", **more)
 
 
 def named_apart(keys):
@@ -438,10 +431,10 @@ def loss_axis(ax, lines):
 def legend_of_curves(ax, ends, dashes):
     """the runs by colour, in the order in which their longest lines end from the top, then the lengths by line style"""
     from matplotlib.lines import Line2D
-    runs = [Line2D([], [], color=colour, marker=marker, markersize=4, label=text)
-            for _, text, colour, marker in sorted(ends, key=lambda e: -e[0])]
+    runs = [(y, Line2D([], [], color=colour, marker=marker, markersize=4, label=text))
+            for y, text, colour, marker in ends]
     lengths = [Line2D([], [], color="#555555", linestyle=dash, label=f"T = {T:,}") for T, dash in dashes.items()]
-    ax.legend(handles=runs + lengths, loc="center left", bbox_to_anchor=(1.0, 0.5), fontsize=10, handlelength=3)
+    legend_beside(ax, runs + [(-math.inf, line) for line in lengths], handlelength=3)
 
 
 FEW = 64        # losses, whose mean is still noise
@@ -700,8 +693,8 @@ def cells_of(rows, what, at=lambda row: row["T"]):
 
 def study_panels(rows, cells, plot_row, xlabel, below=0):
     """A panel for each size and trained length, in which plot_row(ax, key, label, colour, marker) draws each encoding
-    that has cells and returns its line, and as many below it. Returns (figure, {panel: (size, trained length)},
-    [the panels below each], a function that draws the legend)."""
+    that has cells and returns its line; below: how many empty ones there are under each. Returns (figure, {(size,
+    trained length): [panel and those under it]}, a function that draws the legend, as styles_of())."""
     if not cells:
         raise BadInput("expected a study with numbers of this kind (--positions), got none")
     models, lengths, encodings = (list(dict.fromkeys(r[name] for r in rows)) for name in
@@ -728,9 +721,9 @@ def study_panels(rows, cells, plot_row, xlabel, below=0):
 def draw_differences(ax, found, styles):
     """the paired differences of one panel, each with its own interval (thick) and the one of all at once (thin)"""
     others = list(dict.fromkeys(r["against"] for r in found))
-    ax.axhline(0, color=BLACK, linewidth=1)
+    ax.axhline(0, color="black", linewidth=1)
     for r in found:
-        colour, marker = styles["", r["against"]]
+        colour, marker = styles.get(("", r["against"])) or style(r["against"])
         x = r["T"] * 2 ** (0.12 * (others.index(r["against"]) - (len(others) - 1) / 2))     # beside each other
         for low, high, width in (("low_all", "high_all", 1), ("low", "high", 3)):
             if r[low] is not None and r[high] is not None:
@@ -754,12 +747,10 @@ def draw_study(rows, differences=()):
         return line
 
     caption = f"; dashed: {stride[5:]}" * bool(slid)
-    if differences:
-        n = len(differences)
-        caption += f"\nthick: 95 % for each of {n} comparison{'s' * (n > 1)}" + (
-            "\nthin: 95 % for all of them at once (Bonferroni)" if n > 1 else "")
-    fig, panels, legend, styles = study_panels(rows, cells, plot_row, "evaluation length T (tokens)" + caption,
-                                               int(bool(differences)))
+    if n := len(differences):
+        caption += (f"\nthick: 95 % for each of {n} comparison{'s' * (n > 1)}"
+                    + "\nthin: 95 % for all of them at once (Bonferroni)" * (n > 1))
+    fig, panels, legend, styles = study_panels(rows, cells, plot_row, "evaluation length T (tokens)" + caption, n > 0)
     for (model, T), (ax, *more) in panels.items():
         length_axis(ax, [length for row in cells.values() for length in row])
         perplexity_axis(ax, shown)

@@ -382,10 +382,10 @@ def draw_lengths(table):
     """The metric against length: the mean over seeds as a line, their deviation as a band, the paper's as dots."""
     fig, ax = plot.figure(8, 4.8)
     ends, shown = [], []
-    several = len(table.trained()) > 1
-    for n, row in enumerate(r for r in row_order(table) if r in table.ours):
-        colour, marker = plot.style(row[0])
-        colour = plot.RUN_COLOURS[n % len(plot.RUN_COLOURS)] if several else colour
+    rows = [row for row in row_order(table) if row in table.ours]
+    styles = plot.styles_of((row, row[0]) for row in rows)
+    for row in rows:
+        colour, marker = styles[row, row[0]]
         points = {T: table.values(row, T) for T in table.lengths() if table.values(row, T)}
         line = plot.line_of_seeds(ax, points, color=colour, marker=marker, label=plot.literal(label_of(table, row)))
         ends.append((line.get_ydata()[-1], line))

@@ -202,21 +202,21 @@ def draw(rows, order, path):
     for ax, task in zip(axes.flat, names):
         ax.set_title(task, pad=10)
         multiples = generators.multiples(task)
-        found = {pos: [(m, *(100 * f(c) for f in (statistics.mean, min, max)))
-                       for m, c in zip(multiples, columns_of(cells.get((task, pos), {}))) if c] for pos in rows}
+        columns_at = lambda pos: dict(zip(multiples, columns_of(cells.get((task, pos), {}))))
         if table:
-            means = {pos: {m: mean for m, mean, *_ in points} for pos, points in found.items()}
-            plot.heat_map(ax, plot.grid(rows, multiples, lambda pos, m: means[pos].get(m, math.nan)), 0, 100,
-                          "{:.0f}".format, most=99)
+            mean = lambda pos, m: 100 * statistics.mean(columns_at(pos).get(m) or [math.nan])
+            plot.heat_map(ax, plot.grid(rows, multiples, mean), 0, 100, "{:.0f}".format, most=99)
             ax.set_xticks(range(len(multiples)), multiples)
             ax.set_yticks(range(len(rows)), rows, fontsize=9)
             continue
-        for pos in (pos for pos in rows[::-1] if found[pos]):
-            colour, marker = styles[pos, pos]
-            x, means, low, high = zip(*found[pos])
-            drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
-            ax.fill_between(x, low, high, color=colour, alpha=min(0.15, 1 / len(styles)), linewidth=0)
-            seeds.append(len(learned_seeds(cells[task, pos])))
+        for pos in rows[::-1]:
+            points = [(m, *(100 * f(c) for f in (statistics.mean, min, max))) for m, c in columns_at(pos).items() if c]
+            if points:
+                colour, marker = styles[pos, pos]
+                x, means, low, high = zip(*points)
+                drawn[pos], = ax.plot(x, means, color=colour, marker=marker, label=pos, clip_on=False)
+                ax.fill_between(x, low, high, color=colour, alpha=min(0.15, 1 / len(styles)), linewidth=0)
+                seeds.append(len(learned_seeds(cells[task, pos])))
         plot.length_axis(ax, multiples)
         ax.set_ylim(0, 100)
     for ax in list(axes.flat)[len(names):]:
@@ -224,7 +224,7 @@ def draw(rows, order, path):
     fig.supxlabel("length of the test examples / longest trained length")
     fig.supylabel("" if table else "right (%)")
     if table:
-        fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has", fontsize=11)
+        fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has, or no such length", fontsize=11)
     elif drawn:
         plot.legend_beside(axes[0, -1], [(line.get_ydata()[-1], line) for line in drawn.values()],
                            plot.band_of(seeds, "lowest to\nhighest"))
