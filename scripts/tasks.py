@@ -224,7 +224,8 @@ def draw(rows, order, path):
     fig.supxlabel("length of the test examples / longest trained length")
     fig.supylabel("" if table else "right (%)")
     if table:
-        fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has, or no such length", fontsize=11)
+        fig.suptitle("right (%), mean of the seeds that have learned the task; empty: none has, or no such length",
+                     fontsize=11)
     elif drawn:
         plot.legend_beside(axes[0, -1], [(line.get_ydata()[-1], line) for line in drawn.values()],
                            plot.band_of(seeds, "lowest to\nhighest"))
