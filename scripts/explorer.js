@@ -225,7 +225,9 @@ function paintTracks(n) {
   });
   for (const [t, colour] of [[state.key, hue(1)], [state.query, ink]]) {
     c.fillStyle = colour;
-    if (t >= from && t < to) c.fillRect(Math.round(x(t)), 0, 1, height - (letters ? 18 : 0));
+    for (let row = 0; t >= from && t < to && row < all.length; row++) {     // not through a curve's name
+      c.fillRect(Math.round(x(t)), row * each + 17, 1, each - 17);
+    }
   }
   c.textAlign = "center";
   c.font = `${Math.min(14, right / (to - from) / 0.61 / longest)}px ui-monospace, monospace`;
@@ -325,7 +327,7 @@ function build(model, n) {
   const title = make("div", header), layers = 1 + model.heads.at(-1).layer, NH = model.heads.length / layers;
   make("h2", title, { textContent: model.pos });
   make("p", title, { className: "soft", title: model.path,
-    textContent: `trained at ${model.T_train} tokens · loss ${model.loss.toFixed(3)} nats in this text` });
+    textContent: `trained at ${model.T_train} tokens · loss ${model.loss.toFixed(3)} nats` });
   model.list = make("dl", title);
   const maps = make("div", header, { className: "maps" }), room = `(100vw - 80px) / ${NH} - 12px`;
   maps.style.gridTemplateColumns = `auto repeat(${NH}, auto)`;

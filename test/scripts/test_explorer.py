@@ -230,6 +230,9 @@ class TestExplorer(ClassFolder):
                 self.assertEqual(value(overlaps), [], (models, width, height))
                 wide, high = value("[document.documentElement.scrollWidth, document.documentElement.scrollHeight]")
                 self.assertLessEqual(wide, width, models)
+                cut = value("""[...document.querySelectorAll('.maps')].filter(
+                    e => e.scrollWidth > e.clientWidth + 1).length""")
+                self.assertEqual(cut, 0, (models, width))
                 if width == 1280 and models[0] == "cable":
                     self.assertLessEqual(high, height)
                 drawn, found = value(texts)
