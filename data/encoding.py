@@ -356,7 +356,7 @@ def encoding_of(name, directory):
         if name == "bert" and vocab and sha256_of(vocab) == VOCABULARIES["bert"][2]:
             return "bert"
         model = console.read_object(path).get("model")
-        return "wordpiece" if name == "bert" or model and model.get("type") == "WordPiece" else name
+        return "wordpiece" if name == "bert" or isinstance(model, dict) and model.get("type") == "WordPiece" else name
     if path:
         try:
             gpt2_ranks(directory)

@@ -148,7 +148,8 @@ def lines_of(stream, path):
     """the lines of a stream, as iterating it gives them, none longer than LINE_BYTES"""
     for number, line in enumerate(iter(lambda: stream.readline(LINE_BYTES + 1), b""), 1):
         if len(line) > LINE_BYTES:
-            raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB in a line, got more")
+            raise BadInput(f"{path}: line {number}: expected at most {LINE_BYTES >> 20} MB in a line, got more "
+                           "(--record_mb)")
         yield line
 
 
@@ -189,7 +190,8 @@ def files_in(paths, kinds=KINDS, any_kind=False, out=None):
     found = []
     for path in paths:
         if not os.path.exists(path):
-            raise BadInput(f"{path}: no such file or directory{hub_hint(path, kind='--repo-type dataset')}")
+            hint = "" if kind_of(path) in kinds else hub_hint(path, kind="--repo-type dataset")
+            raise BadInput(f"{path}: no such file or directory{hint}")
         if os.path.isdir(path):
             inside = walked(path, kinds, out)
             chosen = [f for f in inside if kind_of(f) in kinds]
@@ -451,11 +453,13 @@ WAYS = {"quoted": "quotation marks around fields", "plain": "quotation marks as 
 def way_to_read(path):
     """The `how` of table_rows() in which a table is whole. A .csv has quotation marks around fields, but in a .tsv they
     are text unless they are consistent."""
-    rows = {how: rows_in(path, how) for how in WAYS}
+    rows = {how: rows_in(path, how) for how in ("quoted", "plain")}
+    if not rows["quoted"]:
+        rows["escaped"] = rows_in(path, "escaped")
     if TABLES[kind_of(path)] == "\t" and rows["plain"] and not (rows["quoted"] and is_consistent(path)):
         how = "plain"
     else:
-        how = next((how for how in ("quoted", "escaped") if rows[how]), "quoted")
+        how = next((how for how in ("quoted", "escaped") if rows.get(how)), "quoted")
     others = [f"; with {WAYS[way]} they were {count:,}" for way, count in rows.items() if count not in (0, rows[how])]
     if how == "escaped" or others and rows[how]:
         say(f"{path}: {rows[how]:,} rows with {WAYS[how]}" + "".join(others[:1]))
@@ -528,7 +532,7 @@ class Reader:
             raise BadInput(f"{path}: not a whole parquet file ({str(e).splitlines()[0]})") from None
 
     def batch_rows(self, file, unit):
-        """How many rows to read at once: those of 64 MB. A dictionary may hold one long text for all rows, so
+        """How many rows to read at once: of 64 MB, but at least 4. A dictionary may hold one long text for all rows, so
         that none may be longer than the group's bytes, uncompressed, is all that is known of a row."""
         group = file.metadata.row_group(unit.group)
         columns = (group.column(i) for i in range(group.num_columns))
@@ -536,7 +540,7 @@ class Reader:
         if size > LINE_BYTES * max(1, group.num_rows):
             raise BadInput(f"{unit.path}: row group {unit.group}: expected at most {LINE_BYTES >> 20} MB in a row, got "
                            f"{size >> 20:,} MB in {group.num_rows} (--record_mb)")
-        return max(1, min(256, LINE_BYTES // max(1, min(size, LINE_BYTES))))
+        return max(4, min(256, LINE_BYTES // max(1, size)))      # a row each time would take minutes
 
     def records(self, unit, counts):
         """the rows of a parquet row group as dictionaries"""

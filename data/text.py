@@ -31,10 +31,10 @@ a held-out text. --seed decides the order of the documents, and so which are hel
 
 A BERT of WordPiece reads pairs as shards: --encoding bert writes text_pairs_000000.bin and so on, in groups of two
 documents, and text_val_queries.bin, text_val_corpus.bin and text_val_qrels.tsv; the text of the pairs is then in
-OUT/text. --tokenizer names a WordPiece tokenizer.json, without it bert-base-uncased's vocabulary is downloaded.
+OUT/text. --tokenizer names a WordPiece tokenizer.json; without it, bert-base-uncased's vocabulary is downloaded.
     lines       makes shards of pairs that there are: lines of QUERY tab PASSAGE, or QUERY tab PASSAGE tab NEGATIVE, as
                 text_lines_000000.bin; of lines without a tab it makes a collection to search, which the lines' numbers
-                name, from 0 on
+                name, from 0 on. They stay in the order of the files.
 """
 import hashlib
 import os
@@ -172,8 +172,8 @@ class Lines(Reader):
     """Lines of documents that tabs separate: each line is a group. A document that is a line gets its number as its
     name."""
 
-    def __init__(self, paths):
-        super().__init__("line")
+    def __init__(self, paths, column="text"):
+        super().__init__("line", column)
         first = next((self.fields(u, new_counts(), [0]) for u in self.units(paths)), iter(()))
         self.group = len(next(first, (0, [b""]))[1])
         self.paths = paths
@@ -192,13 +192,13 @@ class Lines(Reader):
             if len(fields) != self.group or not all(text.strip() for text in fields):
                 raise BadInput(f"{unit.path}: line {line}: expected {self.group} texts separated by tabs, as in the "
                                f"first line of {self.paths[0]}, got {sum(bool(text.strip()) for text in fields)}")
-            yield Piece(b"\0".join(fields), True, True, str(counts["documents"] - 1) if self.group == 1 else "")
+            yield Piece(b"\0".join(fields), True, True, str(line - 1) if self.group == 1 else "")
 
 
 def build_groups(args, paths, text):
     """Writes the shards of files of lines; text: the directory of build_pairs(), whose held-out texts are written too.
     """
-    reader = Lines(paths)
+    reader = Lines(paths) if text else Lines(paths, args.column)
     if reader.group > 3:
         raise BadInput(f"{paths[0]}: line 1: expected at most 3 texts separated by tabs, got {reader.group}")
     streams = [Stream("pairs" if text else "lines", reader, paths, group=reader.group,
@@ -226,7 +226,7 @@ def main(argv):
     p = parser(__doc__, "data/text")
     add_stream_flags(p, val_tokens=None)
     p.add_argument("--val_tokens", type=natural, help="tokens in the validation split, which is taken first [a tenth "
-                   "of the text, at most 1000000; of less than 100 KB none]")
+                   "of the text, at most 1000000; of less than 100 KB none; of compressed files less]")
     p.add_argument("inputs", nargs="*", metavar="FILE", help="files or directories")
     p.add_argument("--documents", choices=("file", *sorted(SPLITTERS)), default="file",
                    help="what a document of plain text is: a file, a line, the text between blank lines, or a section "

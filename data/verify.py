@@ -123,8 +123,11 @@ def check_files(files, args):
             say(f"{file}: {str(e).removeprefix(f'{file}: ')}")
             bad += 1
             continue
-        if vocab and args.sample:           # what this lacks is no finding about the file
-            what += f"\n    {sample(file, vocab, args.sample, args.tokenizer)}"
+        if vocab and args.sample:
+            try:
+                what += f"\n    {sample(file, vocab, args.sample, args.tokenizer)}"
+            except BadInput as e:           # the tokenizer's fault, not the file's
+                what += f"\n    no sample: {e}"
         print(f"{file}: {what}", flush=True)
     return bad
 

@@ -6,7 +6,7 @@
 
 Source    vocab.json and merges.txt of openai-community/gpt2 on the hub; with --local, the files in DIR under these
           names or OpenAI's, encoder.json and vocab.bpe
-Size      1.5 MB
+Size      1.5 MB to download, 3.3 MB written
 Licence   MIT
 Tokens    50,257; checked against the known sha256 of the table
 Time      seconds

@@ -65,7 +65,7 @@ def one_line(text):
 
 
 def command_line(words):
-    """words to paste into bash, on one line: $'...' has the escapes of what is no letter"""
+    """words to paste into bash, on one line; a word with unprintable characters is $'...', with their escapes"""
     quote = lambda text: re.sub(r"[^\x20-\x7e]", lambda m: "".join(f"\\x{b:02x}" for b in os.fsencode(m[0])),
                                 text.replace("\\", r"\\").replace("'", r"\'"))
     return " ".join(shlex.quote(word) if word.isprintable() else f"$'{quote(word)}'" for word in words)
@@ -170,8 +170,8 @@ def need(module):
             how = f"{shlex.quote(sys.executable)} -m " + re.sub(r"^apt install python3-(\w+).*", r"pip install \1", how)
         find = [os.path.join(ROOT, "dev", "install.sh"), "--python", name]
         other = subprocess.run(find, capture_output=True, text=True).stdout.strip() if name in PACKAGES else ""
-        has = f"run this script with {shlex.quote(other)}, which has {name}; " * (other not in ("", sys.executable))
-        raise BadInput(f"{has}Python's module {name} is missing: {how}") from None
+        has = f"; or run this script with {shlex.quote(other)}, which has it" * (other not in ("", sys.executable))
+        raise BadInput(f"Python's module {name} is missing: {how}{has}") from None
 
 
 def output_of(command, **more):
@@ -242,7 +242,7 @@ def naturals(text):
 # Files ----------------------------------------------------------------------------------------------------------------
 
 # Files that stand in for another: what they begin with, what they are, and how to get the real one. A pointer is short,
-# and a page is one only under a name that no page has.
+# and a page of HTML counts only under a name that a page would not have.
 POINTERS = (
     (rb"version https://git-lfs\.github\.com/spec/",
      "a pointer of Git LFS, not the file; in its repository: git lfs pull"),

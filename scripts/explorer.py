@@ -89,7 +89,7 @@ def model_of(args, checkpoint, T):
             *(["--tokenizer", args.tokenizer] if args.tokenizer else [])])
         path = os.path.join(out, "bias_all_parts.json")
         text = console.fields(console.read_object(path), TOKENS, {}, path)
-        paths = sorted(glob.glob(os.path.join(out, "parts_*.safetensors")))
+        paths = sorted(glob.glob(os.path.join(glob.escape(out), "parts_*.safetensors")))
         size = sum(map(os.path.getsize, paths))
         if size > LARGEST_DUMP:
             raise too_large(1.25 * size, T)

@@ -130,13 +130,17 @@ def main(argv):
     p.add_argument("checkpoint", help="a checkpoint, or a run's directory")
     p.add_argument("--val_files", required=True, help="as the trainer's")
     p.add_argument("--eval_lengths", type=console.naturals, required=True, help="T of the windows, such as 256,1024")
-    p.add_argument("--eval_tokens", type=console.natural, default=0, help="at most this many; 0 = all [0]")
+    p.add_argument("--eval_tokens", type=console.natural, default=0, help="at most this many; 0 = all [0]; "
+                   "until it ends, each takes 8 L C bytes of disk in --out")
     p.add_argument("--stride", type=console.natural, default=0, help="from a window to the next; 0 = T [0]")
     p.add_argument("--out", required=True, help="directory of log.jsonl")
     p.add_argument("--trainer", default=os.path.join(console.ROOT, "train_gpt2"), help="[train_gpt2]; or train_bert")
     args = p.parse_args(argv)
     console.need("numpy")
     os.makedirs(args.out, exist_ok=True)
+    path = os.path.join(args.out, "log.jsonl")
+    if os.path.lexists(path):
+        console.append(path, "")                            # refused before any work
     for T in args.eval_lengths:
         with tempfile.TemporaryDirectory(dir=args.out) as parts:
             flags = {"load": args.checkpoint, "val_files": args.val_files, "eval_lengths": T, "out": parts,
@@ -145,8 +149,8 @@ def main(argv):
             found, log = statistics(parts), console.read_log(parts)
         of = next(r for r in log if r["kind"] == "extrapolation")
         model = {k: v for k, v in of.items() if k not in ("kind", "windows", "tokens", "loss", "ppl", "accuracy")}
-        with open(os.path.join(args.out, "log.jsonl"), "a", encoding="utf-8") as f:
-            f.writelines(json.dumps(r) + "\n" for r in [*log, *({"kind": "head", **model, **r} for r in found)])
+        lines = [*log, *({"kind": "head", **model, **r} for r in found)]
+        console.append(path, "".join(json.dumps(r) + "\n" for r in lines))
         print(f"{of['pos']}, T {T:,}, {of['windows']:,} windows: loss {of['loss']:.4f}, perplexity {of['ppl']:.4f}")
         line = "{:>6}{:>6}{:>8}{:>8}{:>9}{:>10}{:>10}{:>8}{:>14}{:>8}".format
         print(line("layer", "head", "sink 1", "sink 4", "entropy", "distance", "window90", "tiles", "g", "S"))

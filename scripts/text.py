@@ -21,6 +21,7 @@ import contextlib
 import glob
 import json
 import os
+import re
 import shlex
 import shutil
 import signal
@@ -44,8 +45,8 @@ become = lambda command: os.execvp(command[0], list(map(os.fsencode, command)))
 def checkpoint_of(run):
     """the directory of the checkpoint that a run's name stands for: its last, or itself"""
     directory = run if os.path.isdir(run) else os.path.dirname(run) or "."
-    steps = sorted(glob.glob(os.path.join(glob.escape(directory), "step_*", "config.json")))
-    return os.path.dirname(steps[-1]) if steps else directory
+    steps = [os.path.dirname(path) for path in glob.glob(os.path.join(glob.escape(directory), "step_*", "config.json"))]
+    return max((s for s in steps if re.fullmatch(r"step_\d{8}", os.path.basename(s))), default=directory)
 
 
 class Words:
@@ -182,7 +183,8 @@ def encode(file, words, config, trainer, flags):
             numbers = "".join(f"{i}\n" for i in range(count))
             console.write_whole(names, console.read_bytes(own) if os.path.isfile(own) else numbers)
         console.write_whole(path, data)
-        return abs(subprocess.call([*trainer, "--encode", path, *flags]))
+        code = subprocess.call([*trainer, "--encode", path, *flags])
+        return code if code >= 0 else 128 - code
 
 
 def main(argv):
@@ -192,7 +194,8 @@ def main(argv):
     if {"-h", "--help"} & set(argv[:2]):
         return p.print_help()
     if len(argv) < 3 or argv[0] not in COMMANDS or argv[1].startswith("--") or argv[2].startswith("--"):
-        p.error("expected a command, RUN, TEXT, then flags (a text that begins with --: from stdin, by -)")
+        p.error("expected a command, RUN, TEXT, then flags (give a text that begins with -- on stdin, and - in "
+                "its place)")
     (command, run, text), (args, flags) = argv[:3], p.parse_known_args(argv[3:])
     place = checkpoint_of(run)
     path = os.path.join(place, "config.json")
@@ -207,10 +210,13 @@ def main(argv):
         data = sys.stdin.buffer.read()
     if command == "ids":
         return print(*(words.ids(data) if words else data))
+    if command == "generate" and words and {f.partition("=")[0] for f in flags} & {"--dump_bias", "--eval_lengths"}:
+        raise BadInput("generate takes no flag that prints something else; run the trainer by itself for that")
     trainer = shlex.split(args.trainer or shlex.quote(os.path.join(console.ROOT, COMMANDS[command])))
     if not shutil.which(trainer[0]):
         raise BadInput(f"{trainer[0]}: no such program; make {COMMANDS[command]}, or give --trainer")
-    if args.tokenizer and command != "generate":        # which shows tokens itself; ids are decoded here
+    own = any(os.path.isfile(os.path.join(place, name)) for name in ("tokenizer.json", "vocab.txt"))
+    if args.tokenizer and command != "generate" and not own:        # the trainer reads fewer kinds of them
         flags = ["--tokenizer", args.tokenizer, *flags]
     work = {"generate": generate, "predict": predict, "encode": encode}[command]
     return work(data, words, config, [*trainer, "--load", run], flags)

@@ -49,8 +49,8 @@ class TestConsole(Folder):
                             ("/opt/con da/python", "'/opt/con da/python' -m pip install matplotlib")):
             with mock.patch.dict(sys.modules, matplotlib=None), mock.patch.object(sys, "executable", python), \
                     mock.patch.dict(os.environ, PYTHON=finds):
-                with self.assertRaisesRegex(console.BadInput, f"^run this script with '{finds}', which has matplotlib; "
-                                            f"Python's module matplotlib is missing: {how}$"):
+                said = f"^Python's module matplotlib is missing: {how}; or run this script with '{finds}', which has it$"
+                with self.assertRaisesRegex(console.BadInput, said):
                     console.need("matplotlib")
 
     def test_safetensors(self):
