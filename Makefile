@@ -128,7 +128,7 @@ $(TRAINERS:%=$(B)/%.o) $(TRAINERS:%=$(B)/bf16/%.o): $(B)/cpu.flags $(B)/mpi.flag
 # changed that it reads of its sources: of a header of those two, what stands before the kernels.
 CUDA_COMPILE = $(NVCC) $(NVCC_FLAGS) -MMD -MP
 CUDA_OBJECT = -MT $@ -MF $(@:.o=.d) -x cu -c $< -o $@
-CUDA_READ = { cat $(B)/cuda.flags; for f in $$(grep -os '[^ :]*[.]\(cu\|cuh\|h\)\>' $(@:.o=.d) | sort -u); do \
+CUDA_READ = { cat $(B)/cuda.flags; for f in $$(grep -os '[^ :]*[.]\(cu\|cuh\|h\|py\)\>' $(@:.o=.d) | sort -u); do \
     sed '/^\#if !defined(LAYERS_ELSEWHERE)/,$$d' $$f; done; }
 $(TRAINERS:%=%cu): %cu: $(B)/cuda/%.o $(B)/cuda/rows.o $(B)/cuda/product.o $(B)/commit.o
 	$(NVCC) $(NVCC_FLAGS) $^ -o $@ $(CUDA_LIBS)
@@ -139,7 +139,7 @@ $(TRAINERS:%=$(B)/cuda/%.o): $(B)/cuda/%.o: %.cu $(B)/cuda.flags
 	@if [ -e $@ ] && $(CUDA_READ) | cmp -s - $@.read; then touch $@; \
 	    else set -x; $(CUDA_COMPILE) -DLAYERS_ELSEWHERE $(CUDA_OBJECT); fi
 	@$(CUDA_READ) >$@.read
-# With checksums of every tensor after every kernel (dev/trace.h)
+# With checksums of every tensor after every kernel (dev/trace.h); on a CPU in float32
 trace: $(TRAINERS:%=$(B)/trace/%) $(if $(NVCC),$(TRAINERS:%=$(B)/trace/%cu))  ## the trainers for scripts/part.py
 $(TRAINERS:%=$(B)/trace/%.o): $(B)/trace/%.o: %.cu $(B)/cpu.flags $(B)/mpi.flags
 	$(CPU_TRAINER) -include dev/trace.h -c -o $@

@@ -510,7 +510,7 @@ int bert_main(int argc, char** argv) {
     // 1 what to do, and with which data
     begin_run(run, uses_bert(o), BERT_USES);
     BERTData data(run);
-    // 2 the model, from a checkpoint's config.json and over it the flags, and the tables of its tensors
+    // 2 the model: a checkpoint's config.json, then the flags over it; and the tables of its tensors
     BERTConfig config;
     settle_config(config, o, {run.source, !run.resumed.empty(), run.trains}, data.vocab());
     resolve_bert(run, config);

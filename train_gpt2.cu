@@ -436,7 +436,7 @@ int gpt2_main(int argc, char** argv) {
     // 1 what to do, and with which data
     begin_run(run, uses_gpt2(o), GPT2_USES);
     GPT2Data data(run);
-    // 2 the model, from a checkpoint's config.json and over it the flags, and the tables of its tensors
+    // 2 the model: a checkpoint's config.json, then the flags over it; and the tables of its tensors
     GPT2Config config;
     settle_config(config, o, {run.source, !run.resumed.empty(), run.trains, data.end_of_text()}, data.vocab());
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);

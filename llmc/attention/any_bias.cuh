@@ -149,6 +149,8 @@ LAUNCHER void with_bias(const PositionView& view, const std::function<void(const
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
+// the biases themselves
+
 // (rows,n): B_ij of (batch, head) bh, queries i0 .. i0+rows-1 and n keys; causal: 0 where j > i
 std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream);
 

@@ -104,13 +104,14 @@ inline bool gpu_compiles(const Gpu& g, const char* built_for) {
 // g: what is known of the GPU so far; words: CUDA's own
 [[noreturn]] inline void die_of_gpu(const Gpu& g, const char* words) {
     std::string help = "nvidia-smi should list one, CUDA_VISIBLE_DEVICES not hide it, a container have --gpus all";
-    const bool old_driver = g.major == 0 && 0 < g.driver && g.driver < g.runtime;
-    if (old_driver) { help = "update the driver, or build with its CUDA: make NVCC=path"; }
     if (g.major >= 8) { help = "another process may hold it: nvidia-smi; or make train_gpt2cu ARCH=" + gpu_arch(g); }
+    const bool old_driver = 0 < g.driver && g.driver < g.runtime;
+    if (old_driver) { help += "; the driver may be too old: update it, or build with its CUDA: make NVCC=path"; }
+    const char* failure = g.major >= 8 ? "cannot use the GPU" : "expected a GPU of compute capability 8.0 or newer";
     const std::string got = g.major == 0 ? "none" : strprintf("%s of %d.%d", g.name.c_str(), g.major, g.minor);
     const std::string driver = g.driver == 0 ? "no driver" : "driver for " + cuda_version(g.driver);
-    die(EXIT_DEVICE, "expected a GPU of compute capability 8.0 or newer, got %s (%s; CUDA %s, %s): %s; ./train_gpt2 "
-        "runs without a GPU", got.c_str(), words, cuda_version(g.runtime).c_str(), driver.c_str(), help.c_str());
+    die(EXIT_DEVICE, "%s, got %s (%s; CUDA %s, %s): %s; ./train_gpt2 runs without a GPU", failure, got.c_str(), words,
+        cuda_version(g.runtime).c_str(), driver.c_str(), help.c_str());
 }
 
 #if defined(__CUDACC__)

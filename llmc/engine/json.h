@@ -59,7 +59,7 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
     }
 }
 
-// A line of a log, its keys sorted; null if it is damaged; an error if it is JSON, but no log has such
+// A line of a log, its keys sorted; null if it is not JSON; an error if it is beyond the bounds of parse_json
 inline nlohmann::json parse_json_line(const std::string& line) {
     return nlohmann::json::accept(line) ? parse_json<nlohmann::json>(line, "not a record") : nlohmann::json();
 }

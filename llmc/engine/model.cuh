@@ -142,8 +142,8 @@ template <class Pointers> struct ActivationsOf {
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
     const int* documents = nullptr;                         // (B,T): begin of each token's document
-    // What looks at each layer after its attention (lab/heads.h): the layer, its qkv, lse and B;
-    // and the lengths of the B windows, on the host
+    // Looks at each layer after its attention (lab/heads.h, lab/validate.h): the layer, its qkv, lse and B; and the
+    // lengths of the B windows, on the host
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;
 

@@ -20,8 +20,8 @@ inline void refuse_stand_in(const std::string& path, bool text = false) {
         {"{\"error\":\"", page}, {"entry not found", page}, {"invalid username", page}, {"found. redirect", page},
         {"temporary redirect", page}, {"pk\x03\x04", "a zip archive; unzip it"}, {"\x1f\x8b\x08", packed},
         {"\x28\xb5\x2f\xfd", packed}, {"\xfd" "7zxz", packed}, {"bzh91ay&sy", packed}, {"\x93numpy", "a NumPy array"},
-        {"par1", "a Parquet table; data/text.py makes shards of it"}, {"\x89hdf", "an HDF5 file; use safetensors"},
-        {"gguf", "a GGUF of llama.cpp; use the safetensors that it was made from"}};
+        {"par1\x15", "a Parquet table; data/text.py makes shards of it"}, {"\x89hdf", "an HDF5 file; use safetensors"},
+        {"gguf\x03", "a GGUF of llama.cpp; use the safetensors that it was made from"}};
     std::string start = head.substr(std::min(head.find_first_not_of(" \t\r\n\xEF\xBB\xBF"), head.size()));
     for (char& c : start) { c = (char)(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c); }
     const char* found = nullptr;

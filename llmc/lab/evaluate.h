@@ -223,11 +223,10 @@ inline Json speed_json(const Evaluation& e, const PositionConfig& position, doub
 inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
     if (comm().rank > 0) { return; }
     const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
-    const auto fill = [&](float* out, size_t row0, size_t rows) {
-        std::copy_n(losses.begin() + (long)row0, rows, out);
-    };
     io_mkdirs(directory);
-    write_whole(path, [&](const std::string& to) { write_safetensors(to, {{"losses", {losses.size()}, fill}}); });
+    write_whole(path, [&](const std::string& to) {
+        write_safetensors(to, {whole_tensor("losses", {losses.size()}, losses)});
+    });
     printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
 }
 

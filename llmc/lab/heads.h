@@ -189,7 +189,7 @@ inline PartsTo evaluated_parts(const std::string& dump, const std::vector<int>& 
     return to;
 }
 
-// bias_LAYER_HEAD.json: of a text whose tokens are shown as `labels`, what is in j besides
+// Writes bias_LAYER_HEAD.json: j, and `labels`, the tokens of the text as they are shown
 inline void write_bias_file(Json j, const std::vector<std::string>& labels, int layer, int head,
                             const std::string& directory) {
     j["tokens"] = labels;
@@ -210,6 +210,7 @@ template <class Model> auto read_text(Model& model, const std::vector<int>& ids,
     forward_logits(model, acts, ids.data(), T, 0, logits);
     check_finite("logits", logits.data(), logits.size());
     acts.watch = nullptr;
+    acts.watched_lengths = nullptr;
     return acts;
 }
 

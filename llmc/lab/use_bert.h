@@ -239,6 +239,7 @@ struct BERTData : TokenData {
             collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1, run.tokenizer.get());
         }
         check_reach(o, c, run.tokenizer.get());
+        evaluated_parts(o.dump_bias, o.eval_lengths, o.out, c.L);       // refuses a layer that is not there
         say_repeated(train.get(), val.get());
         say_repeated(pairs.get());
     }

@@ -150,10 +150,11 @@ TEST_CASE("gpu: a failure has CUDA's words and what to do", "[gpu]") {
                       "13.0, driver for 13.0): nvidia-smi should list one, CUDA_VISIBLE_DEVICES not ") == EXIT_DEVICE);
     none.driver = 0;                                        // no driver at all
     CHECK(throws_with(fail(none), "CUDA 13.0, no driver): nvidia-smi should list one") == EXIT_DEVICE);
-    CHECK(throws_with(fail(old), "(CUDA's words; CUDA 13.0, driver for 12.8): update the driver") == EXIT_DEVICE);
+    CHECK(throws_with(fail(old), "the driver may be too old: update it, or build with its CUDA") == EXIT_DEVICE);
     used.driver = 13000;
-    CHECK(throws_with(fail(used), "got NVIDIA H100 of 9.0 (CUDA's words; CUDA 13.0, driver for 13.0): another process "
-                      "may hold it: nvidia-smi; or make train_gpt2cu ARCH=sm_90a; ") == EXIT_DEVICE);
+    CHECK(throws_with(fail(used), "cannot use the GPU, got NVIDIA H100 of 9.0 (CUDA's words; CUDA 13.0, driver for "
+                      "13.0): another process may hold it: nvidia-smi; or make train_gpt2cu ARCH=sm_90a; ") ==
+          EXIT_DEVICE);
     const Gpu turing = gpu("Tesla T4", 7, 5, 40, 1590);
     CHECK(throws_with(fail(turing), "got Tesla T4 of 7.5 (CUDA's words; CUDA 13.0, driver for 12.8): nvidia-smi ") ==
           EXIT_DEVICE);

@@ -49,7 +49,8 @@ class TestConsole(Folder):
                             ("/opt/con da/python", "'/opt/con da/python' -m pip install matplotlib")):
             with mock.patch.dict(sys.modules, matplotlib=None), mock.patch.object(sys, "executable", python), \
                     mock.patch.dict(os.environ, PYTHON=finds):
-                said = f"^Python's module matplotlib is missing: {how}; or run this script with '{finds}', which has it$"
+                said = f"^Python's module matplotlib is missing: {how}; or run this script with '{finds}', "
+                said += "which has it$"
                 with self.assertRaisesRegex(console.BadInput, said):
                     console.need("matplotlib")
 
@@ -266,7 +267,7 @@ class TestConsole(Folder):
         sources = [p for p in glob.glob(os.path.join(ROOT, "**", "*.*"), recursive=True) if p.endswith((".cu", ".h"))]
         kinds = {kind for p in sources if "/test/" not in p
                  for kind in re.findall(r'\{"kind", "(\w+)"\}', read_bytes(p).decode())}
-        self.assertEqual(kinds | {"retrieval"}, {*console.KINDS})   # those of the trainers and of retrieve.py
+        self.assertEqual(kinds | {"head", "retrieval"}, {*console.KINDS})   # the trainers', heads.py's, retrieve.py's
         columns = {"name": console.TEXT, "share": console.PERCENT, "of": console.NUMBER}
         path = self.write("a.csv", "\ufeffname,share,of,more\r\n01,1,,x\nb,2.5,-1e3,y\n")          # as Excel writes it
         self.assertEqual(console.read_table(path, columns, ("name",)),

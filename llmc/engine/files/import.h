@@ -180,9 +180,9 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
                   " by python3 -c \"from transformers import AutoModelForPreTraining as M; M.from_pretrained('%s')."
                   "save_pretrained('%s')\"", dir.c_str(), name, dir.c_str(), dir.c_str());
         }
-        for (const std::string& name : list_directory(dir)) {       // as nanoGPT's ckpt.pt
+        for (const std::string& name : whole || split ? Names() : list_directory(dir)) {       // as nanoGPT's ckpt.pt
             const bool other = ends_with(name, ".pt") || ends_with(name, ".pth") || ends_with(name, ".gguf");
-            if (other && !whole && !split) { refuse_stand_in(dir + "/" + name); }
+            if (other && !is_directory(dir + "/" + name)) { refuse_stand_in(dir + "/" + name); }
         }
         check(whole || split,
               "%s: expected model.safetensors, model.safetensors.index.json or step_* checkpoints, got none of them "

@@ -152,8 +152,10 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
             const pid_t ended = waitpid(ranks[r], &status, WNOHANG);
             const bool lost = ended < 0 && errno == ECHILD;             // a library has waited for it
             if (ended != ranks[r] && !lost) { continue; }
-            if (lost) { say("rank %zu (process %d) has ended; its exit code is lost", r, (int)ranks[r]); }
-            if (lost) { status = EXIT_DEVICE << 8; }
+            if (lost) {
+                say("rank %zu (process %d) has ended; its exit code is lost", r, (int)ranks[r]);
+                status = EXIT_DEVICE << 8;                              // as waitpid would give it
+            }
             const bool signaled = WIFSIGNALED(status);
             if (signaled && !late) {
                 say("rank %zu (process %d) was ended by signal %d, %s; the other ranks end, too", r, (int)ranks[r],

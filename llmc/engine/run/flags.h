@@ -117,8 +117,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, generate, "", "", any(), FREE, \
       "continue this text, which may be empty; @FILE: a text or shard in a file; @@TEXT: a text that begins with @") \
     X(bool, stop_at_eot, "", true, any(), FREE, \
-      "1 = --generate ends with the text, before the end-of-text token; 0 = it continues until --tokens") \
-    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "most tokens to generate; in samples, exactly") \
+      "1 = --generate stops at the end-of-text token; 0 = it continues to --tokens") \
+    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate: --generate at most, samples exactly") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \
     X(int, top_k, "", 0, at_least(0), FREE, "sample among the K likeliest tokens; 0 = all") \
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
@@ -224,8 +224,8 @@ inline bool is_flag(const std::string& text) { return find_option(text).name[0] 
     for (auto& refused : refused_flags) {
         check(flag != refused[0], "%s: this flag of llm.c has no counterpart here: %s", refused[0], refused[1]);
     }
-    check(flag != "--heads", "--heads: a script says where each head looks: scripts/heads.py CHECKPOINT --val_files "
-          "FILE --eval_lengths 256,1024 --out DIRECTORY");
+    check(flag.substr(0, flag.find('=')) != "--heads", "--heads: a script says where each head looks: "
+          "scripts/heads.py CHECKPOINT --val_files FILE --eval_lengths 256,1024 --out DIRECTORY");
     const std::string shown = "'" + printable(flag) + "'";
     check(!flag.empty() && flag[0] == '-', "%s: expected a flag such as --lr; --help lists them", shown.c_str());
     for (auto& other : other_names) {
@@ -308,6 +308,7 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
         const std::string& name = item.key();
         const bool known_flag = defaults.contains(name) && name != "config";
         if (!known_flag && j.contains("kind")) {
+            if (item.value() == false) { continue; }            // a switch that was off
             unknown += (unknown.empty() ? "" : ", ") + printable(name + " " + json_words(item.value()));
             continue;
         }

@@ -23,7 +23,7 @@
 // ----------------------------------------------------------------------------------------------------------
 // from run to run: the record of the data, and the flags
 
-// The checksum of 64 blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
+// The checksum of `count` blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
 inline uint64_t sampled_sum(const File& file, uint64_t count = 64) {
     const uint64_t block = 65536;
     std::vector<uint8_t> bytes(block);
@@ -52,7 +52,7 @@ inline Json file_records(const std::vector<std::string>& paths) {
     return list;
 }
 
-// A line for each of these, the files of flags or null, that has a file a second time, by any name, link or copy
+// Warns, once for each of these (the files of a flag, or null), if a file's contents came before, under any name
 template <class... Files> void say_repeated(const Files*... all) {
     std::map<std::pair<uint64_t, uint64_t>, std::pair<std::string, std::string>> found;     // by size and contents
     const auto look = [&](const auto* files) {

@@ -320,7 +320,7 @@ struct Log {
     LogFile main_log, json_log;
     std::string heading;                                // lines to write before the first record
     std::set<std::string> stepless;                     // the records of log.jsonl without a step: evaluations
-    int64_t first_update = 1;   // its step in log.jsonl, as on the console; 0 in a log that an earlier version began
+    int64_t first_update = 1;   // step of the first update in log.jsonl; 0 in a log that an earlier version began
 
     // resume_step: the run continues with it; < 0: new logs, and an earlier run's become main.log.1 and so on
     explicit Log(const std::string& out = "", int64_t resume_step = -1) {
