@@ -192,7 +192,8 @@ class Lines(Reader):
             if len(fields) != self.group or not all(text.strip() for text in fields):
                 raise BadInput(f"{unit.path}: line {line}: expected {self.group} texts separated by tabs, as in the "
                                f"first line of {self.paths[0]}, got {sum(bool(text.strip()) for text in fields)}")
-            yield Piece(b"\0".join(fields), True, True, str(line - 1) if self.group == 1 else "")
+            name = str(counts["documents"] + counts["empty"] - 1) if self.group == 1 else ""
+            yield Piece(b"\0".join(fields), True, True, name)
 
 
 def build_groups(args, paths, text):

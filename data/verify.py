@@ -113,7 +113,7 @@ def check_file(path, records):
 
 def check_files(files, args):
     """prints a line for each file and returns how many of them are wrong"""
-    bad = 0
+    bad, lacks = 0, None
     for file in files:
         manifest = os.path.join(os.path.dirname(file), MANIFEST)
         records = named_files(read_manifest(manifest)) if os.path.exists(manifest) else {}
@@ -126,9 +126,11 @@ def check_files(files, args):
         if vocab and args.sample:
             try:
                 what += f"\n    {sample(file, vocab, args.sample, args.tokenizer)}"
-            except BadInput as e:           # the tokenizer's fault, not the file's
-                what += f"\n    no sample: {e}"
+            except BadInput as e:           # what this lacks is no finding about the file
+                lacks = lacks or e
         print(f"{file}: {what}", flush=True)
+    if lacks:
+        raise lacks
     return bad
 
 
