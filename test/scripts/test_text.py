@@ -251,6 +251,14 @@ class Bert(Case):
             for text in ("The [MASK] of the Cable's caf\u00e9.", "[MASK][MASK]x", "@a [MASK]"):
                 self.assertEqual(self.text("predict", self.of("run", name), text, "--threads", "1"),
                                  self.trainer(name, "--predict", text), text)
+        # the trainer reads no such normalizer, and need not: it gets the ids
+        from tokenizers import Tokenizer, normalizers
+        other, text = Tokenizer.from_file(self.of("cased", "tokenizer.json")), "The [MASK] of the Cable."
+        other.normalizer = normalizers.Sequence([other.normalizer])
+        os.mkdir(self.path("other"))
+        other.save(self.path("other/tokenizer.json"))
+        self.assertEqual(self.text("predict", self.of("run", "cased"), text, "--tokenizer", self.path("other"),
+                                   "--threads", "1"), self.trainer("cased", "--predict", text))
 
     def test_encode(self):
         for name in "cased", "uncased", "bytes":
