@@ -308,7 +308,6 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
         const std::string& name = item.key();
         const bool known_flag = defaults.contains(name) && name != "config";
         if (!known_flag && j.contains("kind")) {
-            if (item.value() == false) { continue; }            // a switch that was off
             unknown += (unknown.empty() ? "" : ", ") + printable(name + " " + json_words(item.value()));
             continue;
         }
