@@ -220,7 +220,7 @@ def one_file(directory):
             raise BadInput(f"{path}: expected merges.txt (or vocab.bpe) beside it")
         return bpe_json(path, merges, settings, more), path
     except (AttributeError, TypeError, ValueError) as e:
-        raise BadInput(f"{path}: the files beside it are not those of a tokenizer ({type(e).__name__}: {e})") from None
+        raise BadInput(f"{path}: the files beside it belong to no tokenizer ({type(e).__name__}: {e})") from None
 
 
 class ByTokenizers:

@@ -189,7 +189,7 @@ def comparisons(rows, names):
 
 
 def draw(rows, order, path):
-    """lines, or above ten encodings a table, as so many lines hide each other"""
+    """lines, or above ten encodings a table, because the lines would hide each other"""
     import plot                                             # only here: it needs matplotlib
     cells = by_cell(rows)
     names, rows = in_order({t for t, _ in cells}, generators.TASKS), in_order({p for _, p in cells}, order)[::-1]

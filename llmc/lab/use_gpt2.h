@@ -55,7 +55,7 @@ inline int sample_token(const std::vector<float>& logits, const Sampling& s, dou
     return order[last];
 }
 
-// The prompt of --generate: its text, or that of @FILE
+// The prompt of --generate: its text, or the text in @FILE
 inline std::string prompt_text(const Options& o) {
     if (!starts_with(o.generate, "@")) { return o.generate; }
     const std::string rest = o.generate.substr(1);
@@ -98,7 +98,7 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
     return ids;
 }
 
-// The ids of --generate's prompt, which may be those of a shard
+// The ids of --generate's prompt, which may come from a shard
 inline std::vector<int> prompt_of(const Options& o, int V, const Tokenizer* tokenizer) {
     const std::vector<int> ids = prompt_in_shard(o.generate, "--generate", V);
     return ids.empty() ? prompt_ids(prompt_text(o), V, tokenizer) : ids;

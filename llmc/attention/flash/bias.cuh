@@ -498,7 +498,7 @@ struct FlashFire {
     }
 };
 
-// sums over the warp: lane l returns that of x[l % 4]
+// sums over the warp: lane l returns the sum of x[l % 4]
 __device__ inline float flash_warp_sums(const float (&x)[4]) {
     const bool odd = threadIdx.x % 2 == 1;
     const bool upper = threadIdx.x / 2 % 2 == 1;
