@@ -1823,11 +1823,16 @@ TEST_CASE("run: data that is read twice, or trained on and measured on, is named
     REQUIRE(symlink(train.c_str(), (other + "/link").c_str()) == 0);
     REQUIRE(link(train.c_str(), (other + "/hard").c_str()) == 0);
     const std::string text = place / "train.txt";
+    std::string large(1000000, 'a');                            // alike in the blocks that are looked at first
+    write_file(place / "large.txt", large);
+    large[100000] = 'b';
+    write_file(place / "other.txt", large);
     const std::string both = " of --train_files, so what is measured on it is trained on, too\n";
     const std::vector<std::vector<std::string>> cases = {       // the flags, which file is the same as which
         {in + "/*_train.bin", val, "", ""}, {in + "/*.bin", val, val, val}, {text, text, text, text},
         {in + "/*.bin", other + "/copy.bin", other + "/copy.bin", val},
-        {train, other + "/link", other + "/link", train}, {train, other + "/hard", other + "/hard", train}};
+        {train, other + "/link", other + "/link", train}, {train, other + "/hard", other + "/hard", train},
+        {place / "large.txt", place / "other.txt", "", ""}};
     for (const auto& c : cases) {
         const Outcome o = place.run(place.base.set("--train_files", c[0]).set("--val_files", c[1]).with("--check"));
         INFO(c[0] << " " << c[1] << "\n" << o.err);

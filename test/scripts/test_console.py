@@ -152,7 +152,7 @@ class TestConsole(Folder):
         self.assertRaisesRegex(console.BadInput, "a regular file", console.read_object, "/dev/zero")
 
     def test_writes(self):
-        """a file is replaced as a whole and keeps its mode; a link and what it leads to stay, and so do a device, a
+        """a file is replaced as a whole and keeps its mode; a link and what it leads to stay, as do a device, a
         pipe and every other file beside it"""
         mask = os.umask(0o027)
         self.addCleanup(os.umask, mask)

@@ -100,7 +100,7 @@ class TestExplorer(ClassFolder):
                 self.assertGreater(max(abs(b) for m in want for row in m for b in row), 0.1, model)
 
     def test_attention(self):
-        """its sums are those of heads.py. The losses are those of --token_losses"""
+        """its sums equal the ones of heads.py, its losses equal --token_losses"""
         for pair in ("cable", "alibi"), ("fire", "inside"), ("rope",), ("documents",):
             value = self.page(*pair)
             for n, model in enumerate(pair):

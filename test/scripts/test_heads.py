@@ -161,7 +161,7 @@ class TestTrainers(Folder):
                         "--out", self.path(out), "--threads", "1", *more], check=True, capture_output=True)
 
     def test_weights_sum_to_1(self):
-        """the trainer's lse is that of what it says the weights are made of, with every form of a bias"""
+        """the trainer's lse follows from the parts that it writes, with every form of a bias"""
         for n, (pos, *more) in enumerate((
                 ["cable+ssmax"], ["kcable:weight=inside", "--window", "20,30", "--sinks", "2"], ["cable_signed"],
                 ["fire"], ["t5+rope"], ["alibi+ssmax"], ["kerple_power"], ["cope", "--window", "40"],

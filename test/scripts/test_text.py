@@ -1,4 +1,4 @@
-"""test_text.py -- scripts/text.py: the ids are those of the tokenizers library, and what is printed is what the trainer
+"""test_text.py -- scripts/text.py: the ids equal the tokenizers library's, and what is printed is what the trainer
 prints of the same text.
 
 It needs tokenizers (data/requirements.txt) and, for all but the ids, the trainers. The golden texts need CABLE_DATA.
