@@ -9,6 +9,7 @@
 #include <memory>
 #include <set>
 
+#include "../../base/parse.h"
 #include "outdir.h"
 #include "weights.h"
 
