@@ -255,10 +255,10 @@ test-long: ## the rest of the tests
 simt:      ## the CUDA text on an emulated GPU; ARGS: words of a test's name
 ranks:     ## one run on several processes (part of make test-long)
 asan:      ## the tests tagged [asan] under AddressSanitizer
-ladders:   ## dev/cuda: each kernel from its simplest version to the fastest
 # What is missing is installed before the Makefile looks for it: dev/test.py calls make again.
-test test-long simt ranks asan ladders: install
+test test-long simt ranks asan: install
 	@python3 dev/test.py $@ $(if $(ARGS),'$(ARGS)')
+ladders:   ; @dev/install.sh ladders && python3 dev/test.py ladders    ## dev/cuda: kernels, the simplest first
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: CPU seconds of make, with limits
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
 attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled

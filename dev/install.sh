@@ -2,8 +2,8 @@
 # install.sh -- the only list of what this repository needs from the system. It installs what is missing with apt, as
 # root or through sudo, or else prints exactly what to install.
 #
-#   dev/install.sh WHAT                   install what is missing for: build, unit (the tests in C++), test (all tests),
-#                                         demo, data, bench, ranks or ci
+#   dev/install.sh WHAT                   install what is missing for: build, ladders, unit (the tests in C++), test
+#                                         (all tests), demo, data, bench, ranks or ci
 #   dev/install.sh --check WHAT           only say what is missing; exit code 1 if anything is
 #   dev/install.sh --python MODULE...     print a python3 that has these modules; exit code 1 if there is none
 #
@@ -39,13 +39,20 @@ optional() {
     "$@" || { missing_optional+=("$package"); reasons+=("  $package: $reason (optional)"); }
 }
 
-needs_build() {
+needs_python() { need python3 "figures, checks" has_modules; }
+needs_compiler() {
     need g++ "a C++17 compiler" has_compiler
     need make "builds everything" has_command make
-    need nlohmann-json3-dev "JSON (nlohmann/json.hpp)" has_header nlohmann/json.hpp
     need libxxhash-dev "checksums (xxhash.h)" has_header xxhash.h
 }
-needs_python() { need python3 "figures, checks" has_modules; }
+needs_ladders() {
+    needs_compiler
+    needs_python
+}
+needs_build() {
+    needs_compiler
+    need nlohmann-json3-dev "JSON (nlohmann/json.hpp)" has_header nlohmann/json.hpp
+}
 needs_demo() {
     needs_build
     needs_python
@@ -98,7 +105,7 @@ fi
 check=false
 if [ "${1:-}" = --check ]; then check=true; shift; fi
 case "${1:-}" in
-    build|unit|test|demo|data|bench|ranks|ci) "needs_$1" ;;
+    build|ladders|unit|test|demo|data|bench|ranks|ci) "needs_$1" ;;
     *) sed -n '2,10s/^# \{0,1\}//p' "$0" >&2; exit 2 ;;
 esac
 

@@ -194,8 +194,9 @@ def plan(kind, words):
         return sorted(glob.glob("test/ranks/test_*.py")), COMM_PROGRAMS + TRAINERS
     if kind == "ladders":
         ladders = built("build/ladders", sorted(glob.glob("dev/cuda/*.cu")))
-        cuda = [p + "cu" for p in ladders] if os.environ.get("NVCC") else []
-        return ladders + [p + "_simt" for p in ladders] + (cuda if succeeds("nvidia-smi", "-L") else []), cuda
+        climbed = [p for p in ladders if not p.endswith("/matmul")]             # by a GPU, too
+        cuda = [p + "cu" for p in climbed] if os.environ.get("NVCC") else []
+        return ladders + [p + "_simt" for p in climbed] + (cuda if succeeds("nvidia-smi", "-L") else []), cuda
     sources = [p for p in glob.glob("test/*/test_*.cu") if not p.startswith("test/simt/")]
     sources = holding(re.findall(r"\[\w+\]", " ".join(words)), sources)
     programs = built(f"build/{kind.replace('-long', '')}", sources)
@@ -235,7 +236,7 @@ def main():
     total, skips = collections.Counter(), collections.Counter()
     # the slowest first, so that the end keeps all cores busy
     programs.sort(key=lambda p: -SHORT.get(name(p), (p.endswith(".py"), 0))[0])
-    cores = concurrent.futures.ThreadPoolExecutor(JOBS)
+    cores = concurrent.futures.ThreadPoolExecutor(1 if kind == "ladders" else JOBS)     # a ladder times its rungs
     beside = concurrent.futures.ThreadPoolExecutor(1)
     with cores, beside:
         started = [(beside if p in WAITS else cores).submit(run, p, words) for p in programs]

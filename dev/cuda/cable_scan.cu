@@ -74,7 +74,7 @@ void cable_scan1(const Scan& p, Stream stream) {
 //
 // block_scan gives thread t the sum of the values of threads 0 .. t in log2(32) steps: in step o, lane l adds what lane
 // l - o holds (Hillis and Steele 1986). More additions than rung 1 in all, but 5 steps for 32 tokens in place of 32,
-// and the loads of all threads are on their way together. (A CPU block has one thread: there this is rung 1 again.)
+// and the loads of all threads are on their way together.
 
 __global__ void forward_block_kernel(Scan p) {
     const size_t bh = blockIdx.x;
@@ -267,14 +267,19 @@ int main(int argc, char** argv) {
         const Oracle<float> chunked(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK);
         const Oracle<float> wide(numbers<float>(z), dS0, p.heads(), (size_t)p.T, CABLE_CHUNK, true);
         // 3. the rungs
-        const struct { const char* idea; void (*run)(const Scan&, Stream); const Oracle<float>& plain; } rungs[] = {
-            {"serial: the equation as it stands", cable_scan1, whole},
-            {"a block scans one token per thread", cable_scan2, whole},
-            {"chunks, with float64 origins", cable_scan3, chunked},
-            {"shipped: one launch, which can be resumed", cable_scan4, wide},
+        const struct {
+            const char* idea;
+            void (*run)(const Scan&, Stream);
+            const Oracle<float>& plain;
+            const char* no_gain;
+        } rungs[] = {
+            {"serial: the equation as it stands", cable_scan1, whole, ""},
+            {"a block scans one token per thread", cable_scan2, whole, "this is rung 1: a block is one thread"},
+            {"chunks, with float64 origins", cable_scan3, chunked, "more work, and its few cores were busy"},
+            {"shipped: one launch, which can be resumed", cable_scan4, wide, ""},
         };
         for (const auto& rung : rungs) {
-            if (!ladder.begin(rung.idea)) { continue; }
+            if (!ladder.begin(rung.idea, rung.no_gain)) { continue; }
             for (DeviceArray<float>* a : {&S_offset, &db, &g, &dg}) { poison(*a); }
             for (DeviceArray<double>* a : {&S_origin, &carry}) { poison(*a); }
             poison(dqkv);

@@ -55,7 +55,7 @@ struct Ladder {
     std::vector<Size> sizes;
     int only = 0;                               // the rung to run; 0: all
     int rung = 0;
-    std::string idea, header, row;
+    std::string idea, no_gain, header, row;
     bool rung_is_wrong = false, any_is_wrong = false;
     int ran = 0;
 
@@ -78,10 +78,6 @@ struct Ladder {
                sizeof(floatX) == 2 ? "bf16" : "float32");
         for (size_t s = 0; s < sizes.size(); s++) { printf(", %s %d", sizes[s].name, size(s)); }
         printf("\n");
-        if (sizes.empty()) { return; }
-#if !defined(CUDA_BUILD)
-        printf("a CPU: a block is one thread, so what the threads of a block share or split gains nothing here\n");
-#endif
         printf("largest error (as a multiple of what the oracle is off by in float32: at most %g)\n\n", RUNG_MULTIPLE);
     }
     int size(size_t s) const {
@@ -92,10 +88,11 @@ struct Ladder {
 #endif
     }
 
-    // true if the next rung is to run
-    bool begin(const char* what) {
+    // true if the next rung is to run. why: it gains no time on a CPU
+    bool begin(const char* what, const char* why = "") {
         rung++;
         idea = what;
+        no_gain = why;
         row = "";
         rung_is_wrong = false;
         return only == 0 || only == rung;
@@ -130,17 +127,10 @@ struct Ladder {
     template <class F> void end(F run, double work, const char* unit) {
         if (ran++ == 0) { printf("  %-46s%s\n", "rung", header.c_str()); }
         printf("%d %-46s%s%s", rung, idea.c_str(), row.c_str(), rung_is_wrong ? "WRONG" : "ok");
-#if defined(__CUDACC__)
         const double ms = milliseconds(run);
-        printf("  %8.3f ms  %7.1f %s/s", ms, work / ms * 1e3, unit);
-#elif !defined(SIMT)                            // the emulator's time says nothing
-        double best = INFINITY;
-        for (const double begin = wall_seconds(); best == INFINITY || wall_seconds() - begin < 0.2;) {
-            const double from = wall_seconds();
-            run();
-            best = std::min(best, wall_seconds() - from);
-        }
-        printf("  %8.3f ms  %7.3g %s/s", 1e3 * best, work / best, unit);
+        if (ms > 0) { printf("  %8.3f ms  %7.4g %s/s", ms, work / ms * 1e3, unit); }
+#if !defined(CUDA_BUILD)
+        if (!no_gain.empty()) { printf("\n  no time gained on a CPU: %s", no_gain.c_str()); }
 #endif
         printf("\n");
         fflush(stdout);
@@ -176,6 +166,20 @@ struct Ladder {
         CUDA_CHECK(cudaEventDestroy(to));
         std::sort(times.begin(), times.end());
         return times[times.size() / 2];
+    }
+#elif defined(SIMT)
+    // the emulator's time says nothing
+    template <class F> double milliseconds(F) { return 0; }
+#else
+    // the least of 0.2 seconds of runs
+    template <class F> double milliseconds(F run) {
+        double best = INFINITY;
+        for (const double begin = wall_seconds(); best == INFINITY || wall_seconds() - begin < 0.2;) {
+            const double from = wall_seconds();
+            run();
+            best = std::min(best, wall_seconds() - from);
+        }
+        return 1e3 * best;
     }
 #endif
 };

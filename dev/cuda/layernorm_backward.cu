@@ -242,16 +242,17 @@ int main(int argc, char** argv) {
         const LayernormOracle<float> plain(numbers<float>(inp), numbers<float>(weight), numbers<float>(bias),
                                            numbers<float>(dout), N, C);
         // 3. the rungs
-        const struct { const char* idea; void (*run)(const Layernorm&, Stream); } rungs[] = {
-            {"whoever owns a result computes it", layernorm_backward1},
-            {"neighbouring threads, neighbouring addresses", layernorm_backward2},
-            {"slabs, added in their order", layernorm_backward3},
-            {"read once", layernorm_backward4},
-            {"shipped: 16 bytes per instruction", layernorm_backward5},
+        const struct { const char* idea; void (*run)(const Layernorm&, Stream); const char* no_gain; } rungs[] = {
+            {"whoever owns a result computes it", layernorm_backward1, ""},
+            {"neighbouring threads, neighbouring addresses", layernorm_backward2,
+             "a block is one thread, which reads a row in order, as in rung 1"},
+            {"slabs, added in their order", layernorm_backward3, ""},
+            {"read once", layernorm_backward4, ""},
+            {"shipped: 16 bytes per instruction", layernorm_backward5, ""},
         };
         const Layernorm p = {dinp, dweight, dbias, scratch, d_dout, d_inp, mean, rstd, d_weight, N, (int)C};
         for (const auto& rung : rungs) {
-            if (!ladder.begin(rung.idea)) { continue; }
+            if (!ladder.begin(rung.idea, rung.no_gain)) { continue; }
             dinp.set(dinp0);
             dweight.set(sums0);
             dbias.set(sums0);

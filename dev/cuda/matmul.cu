@@ -1,4 +1,5 @@
-// matmul.cu -- five ways to multiply two matrices on one CPU thread. ladder.h says how to build and run it.
+// matmul.cu -- five ways to multiply two matrices on one CPU thread. ladder.h says how to build and run it; only
+// the first of its commands is for this one.
 //
 //   C_mn = sum over k of A_mk B_kn
 //
@@ -8,8 +9,6 @@
 #include "ladder.h"
 
 #include "llmc/matmul.cuh"
-
-#if defined(MATMUL_GEMM)
 
 using In = Matrix<const float>;
 using Out = Matrix<float>;
@@ -129,15 +128,3 @@ int main(int argc, char** argv) {
         return ladder.exit_code();
     });
 }
-
-#else
-
-int main(int argc, char** argv) {
-    return run_ladder([&] {
-        Ladder ladder(argc, argv, {});
-        ladder.absent("five rungs", "are for one thread of a CPU");
-        return ladder.exit_code();
-    });
-}
-
-#endif

@@ -189,6 +189,19 @@ class Install(Folder):
             env = {**environment(), "CXX": compiler, **more}
             self.assertEqual(ended("dev/install.sh", "--check", "build", cwd=ROOT, env=env)[0], expected)
 
+    def test_the_ladders_need_a_compiler_and_one_header(self):
+        compiler = self.shell("compiler", 'case "$(cat)" in *xxhash*) ;; *) exit 1;; esac')
+        for what, expected in (("ladders", 0), ("build", 1)):
+            env = {**environment(), "CXX": compiler}
+            self.assertEqual(ended("dev/install.sh", "--check", what, cwd=ROOT, env=env)[0], expected)
+        self.assertIn("dev/install.sh ladders &&", make("-n", "ladders")[1])
+        self.addCleanup(os.chdir, os.getcwd())
+        os.chdir(ROOT)
+        with unittest.mock.patch.dict(os.environ, NVCC=""):
+            programs, also = runner.plan("ladders", [])
+        self.assertEqual([name for name in programs if "matmul" in name], ["build/ladders/matmul"])
+        self.assertEqual(also, [])
+
 
 RULE = "-" * 79
 CATCH = f"""{RULE}
