@@ -90,6 +90,16 @@ class Knobs(Folder):
                 output = self.commands(*words)
                 self.assertEqual((present in output, absent in output), (True, False), output)
 
+    def test_the_library_of_the_cpu_comes_first_and_infos_of_ptxas_are_left_out(self):
+        info = "ptxas info    : (C7519) warpgroup.arrive is injected in around line 7 by compiler"
+        for code in (0, 3):
+            nvcc = self.shell("nvcc", f'echo "{info}" >&2; echo "a warning" >&2; exit {code}')
+            output = self.commands("torch", "NVCC=" + nvcc)
+            self.assertLess(output.index("-o build/libcable.so"), output.index("-o build/libcablecu.so"))
+            self.write("dev/torch/library.cu", "")
+            found, output = make("build/libcablecu.so", "NVCC=" + nvcc, root=self.folder)
+            self.assertEqual((found != 0, "a warning" in output, info in output), (code != 0, True, code != 0), output)
+
     def test_flags_of_the_environment_come_before_ours_and_typed_ones_after(self):
         conda = {"CXXFLAGS": "-march=nocona -mtune=haswell -O2 -pipe", "CPPFLAGS": "-DNDEBUG -O2", "NVCCFLAGS": "-O1"}
         compiling = lambda output: re.search(r".*(?:-x c\+\+|--threads).*", output)[0]
