@@ -335,6 +335,8 @@ inline void check_old_checkpoint(const std::string& program) {
     for (size_t i = 0; i < 20; i++) { CHECK(std::fabs(found[i] - wanted[20 + i]) < 1e-3); }
     // only the weights, named by the checkpoint or by the run
     const std::string dir = place.out() + name;
+    CHECK_FALSE(contains(read_file(dir + "/config.json"), "cable_version"));
+    CHECK(contains(read_file(step_dir(place.out(), 40) + "/config.json"), "\"cable_version\": \"1.0.0\""));
     for (const std::string& load : {dir, dir + "/model.safetensors"}) {
         const Flags use = flags.without("--out").set("--load", load).without("--model");
         REQUIRE(place.run(use.with("--steps 1 --checkpoint_every 0").set("--out", place / "loaded")).code == 0);

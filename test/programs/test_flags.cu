@@ -387,7 +387,7 @@ TEST_CASE("args: a resumed run must have the flags that decide what is computed"
     older.erase("clip");
     check_resumed_options(first, older, "state.json");
     const Options clipped = parse({"--lr", "1e-3", "--clip", "2"});
-    const char* said = "--clip 2.0, not 1.0 as in state.json: give that to resume it, or --allow_change clip";
+    const char* said = "--clip 2.0, not 1.0 as in state.json: resuming needs the old value, or --allow_change clip";
     CHECK(throws_with([&] { check_resumed_options(clipped, older, "state.json"); }, said) == EXIT_BAD_INPUT);
 }
 

@@ -861,8 +861,8 @@ TEST_CASE("run: what a flag may do to a checkpoint's value", "[run]") {
                           Kept{"--pos rope:p=0.5", "--pos rope:theta=10000,p=0.5,clock=token",
                                "rope:theta=10000,p=1,clock=token"},
                           Kept{"--vocab_softmax padded", "--vocab_softmax padded", "used"}}) {
-        const std::string was = k.was;
-        check_refused(place, {use.with(k.flags), {k.now + (", not " + was + " as in " + old), "weights need " + was}});
+        const std::string flag = std::string(k.flags).substr(0, std::string(k.flags).find(' ') + 1);
+        check_refused(place, {use.with(k.flags), {k.now + (": the weights of " + old + " need " + flag + k.was)}});
     }
     // the rest is replaced with a notice; what agrees, and the length, without one
     for (const char* flags : {"--window 5", "--rope_scaling yarn:2", "--rope_theta 50"}) {
@@ -1622,8 +1622,8 @@ TEST_CASE("run: --check and --help", "[run]") {
         .with("--model 1000,1,1024")).code == EXIT_OUT_OF_MEMORY);
     const Outcome help = place.run(Flags().set("--help"));
     CHECK(help.code == 0);
-    for (const char* part : {"usage: train_gpt2", "--eval_lengths", "kcable_nw", "-sl", "\ncommit ",
-                             ", float32, CPU"}) {
+    for (const char* part : {"usage: train_gpt2", "--eval_lengths", "kcable_nw", "-sl",
+                             "\ncable.c 1.0.0\ncommit ", ", float32, CPU"}) {
         CHECK(contains(help.out, part));
     }
     for (const std::string& line : lines_of(help.out)) { CHECK((line.size() <= 80 || contains(line, "commit "))); }

@@ -164,7 +164,7 @@ constexpr const char* HARMLESS_KEYS =
     " n_ctx n_inner intermediate_size model_type architectures transformers_version _name_or_path"
     " name_or_path _commit_hash torch_dtype dtype use_bfloat16 reorder_and_upcast_attn chunk_size_feed_forward"
     " attn_implementation _attn_implementation _attn_implementation_internal _attn_implementation_autoset"
-    " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder built_from"
+    " gradient_checkpointing torchscript xla_device tf_legacy_loss tie_encoder_decoder built_from cable_version"
     " n_special predict_special_tokens"
     // training
     " initializer_range resid_pdrop embd_pdrop attn_pdrop hidden_dropout_prob attention_probs_dropout_prob"

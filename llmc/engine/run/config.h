@@ -201,11 +201,12 @@ inline std::string difference_text(const ModelSetting& row, const Options& o, co
                                    const std::string& was, const std::string& now) {
     const bool free = row.on_load == CHOOSES || (from.foreign && row.set == set_base);
     if (was == now || from.path.empty() || free) { return ""; }
+    check(row.on_load != KEEPS, "--%s %s: the weights of %s need --%s %s", row.flag, now.c_str(), from.path.c_str(),
+          row.flag, was.c_str());
     const std::string text = strprintf("--%s %s, not %s as in %s", row.flag, now.c_str(), was.c_str(),
                                        from.path.c_str());
-    check(row.on_load != KEEPS, "%s; the weights need %s", text.c_str(), was.c_str());
-    check(!from.resumed || o.may_change(row.flag), "%s: give that to resume it, or --allow_change %s", text.c_str(),
-          row.flag);
+    check(!from.resumed || o.may_change(row.flag), "%s: resuming needs the old value, or --allow_change %s",
+          text.c_str(), row.flag);
     return text;
 }
 

@@ -166,6 +166,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
         }
     }
     c.config = config;
+    c.config["cable_version"] = VERSION;
     const char* commit = commit_of_build();
     // cable_hf.py warns: if a kernel was changed, it computes another model
     if (commit != nullptr && strstr(commit, "-dirty") != nullptr) { c.config["built_from"] = commit; }

@@ -110,7 +110,7 @@ inline void check_resumed_options(const Options& now, const Json& saved, const s
         was.push_back({row.name, json_words(saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name))});
     }
     const std::string difference = first_difference(is, was), flag = difference.substr(0, difference.find(' '));
-    check(difference.empty(), "--%s as in %s: give that to resume it, or --allow_change %s", difference.c_str(),
+    check(difference.empty(), "--%s as in %s: resuming needs the old value, or --allow_change %s", difference.c_str(),
           what.c_str(), flag.c_str());
 }
 
