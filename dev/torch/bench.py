@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 """bench.py -- causal attention with CABLE's bias, from q, k, v, z and u, by dev/torch/cable_torch.py and in PyTorch.
 
-    dev/torch/bench.py [--device cuda] [--lengths 1024,4096,16384] [--ways kernels,bias,columns,flex]
+    dev/torch/bench.py [--device cuda] [--lengths 1024,4096,16384] [--ways kernels,bias,columns,flex,...]
 
 Prints a JSON object for each length and way, measured in a process of its own: milliseconds of the forward and of the
 backward (the median of 5, of 1 at 16,384 on a CPU, where it is the time of one thread), and the memory that both take
 beyond the inputs. One sequence; heads of 64: one in float32 on a CPU, 12 in bf16 on a GPU. z is so small that no tile
 can be skipped. bias: SDPA with a T x T bias; columns: SDPA with eight more columns; flex: FlexAttention, compiled,
-which has no backward on a CPU.
+which has no backward on a CPU; kernels_compiled, bias_compiled: under torch.compile.
 """
 import argparse
 import json
@@ -25,6 +25,7 @@ HS = 64
 
 def attention(way, device):
     """f(q, k, v, z, u)"""
+    import torch
     import torch.nn.functional as F
     import cable_torch
     from gpu_bench_pytorch import flex, with_columns
@@ -42,6 +43,9 @@ def attention(way, device):
         bias = -g[..., None] * (S[..., None] - S[..., None, :])
         later = bias.new_ones(bias.shape[-2:], dtype=bool).triu(1)
         return F.scaled_dot_product_attention(q, k, v, attn_mask=bias.masked_fill(later, float("-inf")).to(q.dtype))
+    if way.endswith("_compiled"):
+        way = way[:-len("_compiled")]
+        return torch.compile(run)
     return run
 
 
@@ -75,7 +79,7 @@ def measure(way, T, device):
             torch.autograd.grad(out, inputs, dout)
         return 1e3 * (between - start), 1e3 * (clock() - between)
     f(*(x[:, :, :128] for x in inputs))             # loads
-    if way == "flex":
+    if way == "flex" or way.endswith("_compiled"):
         step()                                      # compiles
     if cuda:
         torch.cuda.reset_peak_memory_stats()
