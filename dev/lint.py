@@ -3,7 +3,7 @@
 code 1 if there is any.
 
     dev/lint.py [ROOT] [--only PATH...]     checks only the files whose path begins with PATH
-    dev/lint.py --words                     also lists the phrases that docs/CONTRIBUTING.md would replace: no findings
+    dev/lint.py --words                     also lists phrases that are better said otherwise: no findings
     dev/lint.py --counts                    only prints how large the parts are, beside how large they should be at most
 """
 import ast
@@ -65,9 +65,12 @@ TEXT = SOURCES + (".md", ".yml", ".json", ".txt", ".csv", ".gitignore", "LICENSE
 FOREIGN = {"mpi.h", "cuda_runtime.h", "cuda_bf16.h", "xxhash.h", "json.hpp", "sqrt.cuh", "gated.cuh",
            "cable_log2.cuh", "rmsnorm.cuh", "test_rmsnorm.cu", "test_rmsnorm_simt.cu"}
 
-# phrases of prose that are usually better said otherwise: the table in docs/CONTRIBUTING.md
-WORDS = re.compile(r"\b(of which|others|alone|so many|ask(s|ed)? for|(go|goes|going|went) on|in hand|anew|besides|"
-                   r"taken, and said|(?<![Tt]here )(is|are) no (?!longer|more))\b")
+# phrases of prose that are usually better said otherwise, and what to write instead
+INSTEAD = {"of which": "the thing itself, or two sentences", "others": "the rest; the other ranks, files, tests",
+           "alone": "only", "so many": "that many, this many", "ask(s|ed)? for": "requested, wanted, needed",
+           "(go|goes|going|went) on": "continues", "in hand": "current", "anew": "again", "besides": "also",
+           "taken, and said": "accepted with a notice", "(?<![Tt]here )(is|are) no (?!longer|more)": "is not an X"}
+WORDS = re.compile(rf"\b({'|'.join(INSTEAD)})\b")
 
 findings, phrases = [], []
 tracked = set()
@@ -389,7 +392,7 @@ def main():
         if text.startswith("#!") != os.access(os.path.join(root, path), os.X_OK):
             report(path, 1, "a file is executable if it begins with #!, and only then")
         check_text(path, text)
-        if path.endswith(SOURCES + (".md",)) and path not in ("dev/lint.py", "docs/CONTRIBUTING.md"):
+        if path.endswith(SOURCES + (".md",)) and path != "dev/lint.py":
             check_words(path, text)
         if path.endswith(CPP + (".md",)):
             check_citations(path, text)
@@ -407,7 +410,8 @@ def main():
     for path, line, rule in findings:
         print(f"{path}:{line}: {rule}")
     for path, line, phrase in phrases if "--words" in sys.argv else []:
-        print(f"{path}:{line}: \"{phrase}\": docs/CONTRIBUTING.md has what to write instead")
+        better = next(words for pattern, words in INSTEAD.items() if re.match(pattern, phrase))
+        print(f"{path}:{line}: \"{phrase}\": better: {better}")
     print(f"lint: {count} files, {len(findings)} finding{'s' if len(findings) != 1 else ''}; "
           f"{len(phrases)} phrases to replace (--words)")
     return 1 if findings or count == 0 else 0
