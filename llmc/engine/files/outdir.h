@@ -53,6 +53,8 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // verifying
 
+// The program's: --help and config.json (cable_version) have it; docs/CONTRIBUTING.md says what is stable
+inline constexpr const char* VERSION = "1.0.0";
 inline constexpr int MANIFEST_VERSION = 1;
 
 // 8 digits, so that byte order is the order of the steps; more if a step needs them

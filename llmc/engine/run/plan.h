@@ -181,7 +181,7 @@ inline std::string bert_help() {
 }
 
 inline int print_help(const char* program, const std::string& description, Program flags) {
-    printf("%s\n%s\n", help_text(program, description, flags).c_str(), version_text().c_str());
+    printf("%s\ncable.c %s\n%s\n", help_text(program, description, flags).c_str(), VERSION, version_text().c_str());
     return 0;
 }
 

@@ -98,9 +98,6 @@ inline void report_sudden_ends() {
     on_exit(ended, nullptr);
 }
 
-// --help and config.json (cable_version) have it; docs/CONTRIBUTING.md says what changes with it
-constexpr const char* VERSION = "1.0.0";
-
 // The commit, which the Makefile links in
 extern "C" __attribute__((weak)) const char build_commit[];
 inline const char* commit_of_build() {          // nullptr: not linked in
@@ -108,12 +105,12 @@ inline const char* commit_of_build() {          // nullptr: not linked in
     return commit;
 }
 
-// "cable.c 1.0.0", and on the next line "commit 25e689e1ab, float32, CPU, compiler 12.2.0"
+// "commit 25e689e1ab, float32, CPU, compiler 12.2.0"
 inline std::string version_text() {
     const char* commit = commit_of_build();
     const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
-    return strprintf("cable.c %s\ncommit %s, %s, %s, compiler %s", VERSION, commit != nullptr ? commit : "unknown",
-                     precision, ON_GPU ? "CUDA" : "CPU", __VERSION__);
+    return strprintf("commit %s, %s, %s, compiler %s", commit != nullptr ? commit : "unknown", precision,
+                     ON_GPU ? "CUDA" : "CPU", __VERSION__);
 }
 
 // The first record of a training's log.jsonl, which --config reads
