@@ -302,15 +302,12 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         if (recompute >= 2) {
             layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         }
-        // 9 the MLP's second product: dresidual -> dfch                                             (B,T,4C)
-        const Matrix<floatX> fcprojw = view(p.fcprojw(l), C, 4 * C);
-        const bool fused = matmul_gelu_backward(a.dfch(), a.fch(l), view(a.dresidual(), N, C), fcprojw, s);
-        matmul_backward(fused ? nullptr : a.dfch(), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), nullptr,
-                        view(a.fchgelu(l), N, 4 * C), fcprojw, s);
-        // 8 through GELU, in place, if that was not a part of 9; the gradient of step 7's bias is the sum of its rows
-        if (!fused) { gelu_backward(a.dfch(), d.fcb(l), a.scratch(), a.dfch(), a.fch(l), N, 4 * C, Gelu::Tanh, s); }
+        // 9 the MLP's second product, and 8 through GELU: dresidual -> dfch, whose rows' sum is the gradient of step
+        // 7's bias                                                                                 (B,T,4C)
+        matmul_gelu_backward(a.dfch(), d.fcb(l), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), a.fch(l),
+                             view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
         // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
-        matmul_backward(a.dln(), d.fcw(l), fused ? d.fcb(l) : nullptr, a.scratch(), a.dfch(), nullptr,
+        matmul_backward(a.dln(), d.fcw(l), nullptr, a.scratch(), a.dfch(), nullptr,
                         view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), s);
         // 6 through the second normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln2w(l), d.ln2b(l), a.scratch(), a.dln(), a.residual2(l), a.ln2mean(l),

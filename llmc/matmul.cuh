@@ -30,9 +30,11 @@ void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const float
 // STEP_EPILOGUES has it, whose GELU is of the float32 sums; returns whether it was
 bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
                          const floatX* bias, bool fuse, Stream stream);
-// dpre (N,C) = dout (N,OC) weight (OC,C) times GELU's slope at pre (N,C), if STEP_EPILOGUES has it; else returns false,
-// and does nothing
-bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
+// matmul_backward, then gelu_backward of inp (N,C) = gelu(pre): dpre (N,C), whose rows are added to dpre_sum (C), the
+// gradient of the bias in pre. One call of cuBLASLt makes dpre if STEP_EPILOGUES has it; returns whether it did.
+// scratch: MAX_SLABS * max(OC, C) floats
+bool matmul_gelu_backward(floatX* dpre, float* dpre_sum, float* dweight, float* dbias, float* scratch,
+                          const floatX* dout, const floatX* pre, const Matrix<const floatX>& inp,
                           const Matrix<const floatX>& weight, Stream stream);
 // sum (M,N) += A (M,K) B (K,N)
 void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream);
@@ -220,9 +222,16 @@ LAUNCHER bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const f
     gelu_forward(out, pre, (size_t)inp.rows * weight.rows, Gelu::Tanh, stream);
     return false;
 }
-LAUNCHER bool matmul_gelu_backward(floatX* dpre, const floatX* pre, const Matrix<const floatX>& dout,
+LAUNCHER bool matmul_gelu_backward(floatX* dpre, float* dpre_sum, float* dweight, float* dbias, float* scratch,
+                                   const floatX* dout, const floatX* pre, const Matrix<const floatX>& inp,
                                    const Matrix<const floatX>& weight, Stream stream) {
-    const MatmulArgs p = {dpre, nullptr, weight.cols, dout, weight, nullptr, nullptr, 0, 0};
-    return matmul_with(Epilogue::GeluSlope, 1, const_cast<floatX*>(pre), p, stream);
+    const int N = inp.rows, C = inp.cols;
+    const Matrix<const floatX> d = view(dout, N, weight.rows);
+    const MatmulArgs p = {dpre, nullptr, C, d, weight, nullptr, nullptr, 0, 0};
+    const bool fused = matmul_with(Epilogue::GeluSlope, 1, const_cast<floatX*>(pre), p, stream);
+    matmul_backward(fused ? nullptr : dpre, dweight, dbias, scratch, dout, nullptr, inp, weight, stream);
+    if (fused) { add_row_sums(dpre_sum, scratch, view(dpre, N, C), stream); }
+    else { gelu_backward(dpre, dpre_sum, scratch, dpre, pre, (size_t)N, C, Gelu::Tanh, stream); }
+    return fused;
 }
 #endif

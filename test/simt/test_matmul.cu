@@ -136,6 +136,8 @@ KERNEL_TEST("GELU with its product: of the float32 sums forwards, of their round
     const DeviceArray<floatX> dout(draw(N * C, 303, 1.0)), weight2(draw(C * OC, 304, 1.0));
     DeviceArray<floatX> out(N * OC), pre(N * OC);
     DeviceArray<floatX> dpre(N * OC);
+    DeviceArray<float> dpre_sum(std::vector<float>(OC, 0.0f)), dweight2(std::vector<float>(C * OC, 0.0f));
+    DeviceArray<float> scratch(MAX_SLABS * C);
     const bool whole =
         matmul_gelu_forward(out.p, pre.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, true, Stream(0));
     EXPECT(whole == (sizeof(floatX) == 2), "only bf16 products have epilogues");
@@ -155,12 +157,17 @@ KERNEL_TEST("GELU with its product: of the float32 sums forwards, of their round
     EXPECT(apart(out.host(), gelus) < 3e-3, "their GELU is off by %g", apart(out.host(), gelus));
     EXPECT(apart(out.host(), gelus) < apart(out.host(), of_rounded), "it is nearer to the rounded sums' GELU");
     // backwards: dout (N,C) weight2 (C,OC), times the slope
-    EXPECT(matmul_gelu_backward(dpre.p, pre.p, view(dout.p, N, C), view(weight2.p, C, OC), Stream(0)), "not computed");
+    EXPECT(matmul_gelu_backward(dpre.p, dpre_sum.p, dweight2.p, nullptr, scratch.p, dout.p, pre.p,
+                                view(out.p, N, OC), view(weight2.p, C, OC), Stream(0)), "not in one call");
+    std::vector<double> slope_sums(OC);
     for (size_t i = 0; i < N * OC; i++) {
         for (size_t c = 0; c < C; c++) { slopes[i] += (double)dy[i / OC * C + c] * w2[c * OC + i % OC]; }
         slopes[i] *= gelu_slope((double)rounded[i]);
+        slope_sums[i % OC] += slopes[i];
     }
     EXPECT(apart(dpre.host(), slopes) < 3e-3, "the gradient is off by %g", apart(dpre.host(), slopes));
+    EXPECT(relative_l2(dpre_sum.host(), slope_sums) < 3e-3, "its sum is off by %g",
+           relative_l2(dpre_sum.host(), slope_sums));
     // the same shapes without an epilogue have plans of their own
     matmul_forward(out.p, view(inp.p, N, C), view(weight.p, OC, C), bias.p, nullptr, Stream(0));
     EXPECT(apart(out.host(), sums) < 3e-3, "the plain product is off by %g", apart(out.host(), sums));
@@ -249,7 +256,10 @@ KERNEL_TEST("where cuBLASLt has no algorithm the portable kernel computes") {
     lt_double.supports = false;                                 // nor is an epilogue of another shape
     const DeviceArray<floatX> x(Product::x(p.inp));
     DeviceArray<floatX> out(64);
-    const bool fused = matmul_gelu_backward(out.p, x.p, view(x.p, 8, 8), view(x.p, 8, 8), Stream(0));
+    DeviceArray<float> sums(std::vector<float>(8, 0.0f)), dweight(std::vector<float>(64, 0.0f));
+    DeviceArray<float> scratch(MAX_SLABS * 8);
+    const bool fused = matmul_gelu_backward(out.p, sums.p, dweight.p, nullptr, scratch.p, x.p, x.p, view(x.p, 8, 8),
+                                            view(x.p, 8, 8), Stream(0));
     EXPECT(!fused, "an epilogue without an algorithm");
     lt_double.supports = true;
 }
