@@ -242,7 +242,7 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
         // 2 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
         position.prepare_forward(a.qkv(l), B, T, 0, s);
         // 3 attention to every token of the sequence, in both directions                           (B,T,C)
-        attention_forward<false>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position.bias(), B, T, 0, s);
+        attention_forward<Mask::Both>(a.atty(l), a.lse(l), a.attscratch(), a.qkv(l), position.bias(), B, T, 0, s);
         if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 4 mix the heads, and add the block's input                                               (B,T,C)
         matmul_forward(a.sum1(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), x, s);
@@ -357,8 +357,8 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * position.row(), s); }
-        attention_backward<false>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B,
-                                  T, s);
+        attention_backward<Mask::Both>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(),
+                                       B, T, s);
         // 2 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
         position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)

@@ -317,8 +317,8 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
         // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * row, s); }
-        attention_backward<true>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(), B, T,
-                                 s);
+        attention_backward<Mask::Causal>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l),
+                                         position.bias(), B, T, s);
         // 3 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
         position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         if (recompute >= 2) {

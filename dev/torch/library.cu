@@ -112,7 +112,7 @@ API const char* cable_forward(const CableCall* c, floatX* out, float* lse, float
         const Bound bound(*c, Bound::BIASES, tables, nullptr, state);
         check_rows(bound, *c, rows);
         bound.layer.prepare_forward(rows, c->B, c->T, 0, c->stream);       // a bias only reads the rows
-        const auto forward = c->causal ? attention_forward<true> : attention_forward<false>;
+        const auto forward = c->causal ? attention_forward<Mask::Causal> : attention_forward<Mask::Both>;
         forward(out, lse, scratch, rows, bound.layer.bias(), c->B, c->T, 0, c->stream);
     });
 }
@@ -125,7 +125,7 @@ API const char* cable_backward(const CableCall* c, floatX* drows, float* dtables
         const Bound bound(*c, Bound::BIASES, tables, dtables, state);
         check_rows(bound, *c, rows);
         check_rows(bound, *c, drows);
-        const auto backward = c->causal ? attention_backward<true> : attention_backward<false>;
+        const auto backward = c->causal ? attention_backward<Mask::Causal> : attention_backward<Mask::Both>;
         backward(drows, scratch, dout, rows, out, lse, bound.layer.bias(), c->B, c->T, c->stream);
         bound.layer.prepare_backward(drows, rows, c->B, c->T, c->stream);
     });

@@ -11,12 +11,14 @@
 #include "../position/table.h"
 #include "visits.cuh"
 
+// The keys that a query sees, before AttentionMask: those up to its own, or those on both sides
+enum class Mask { Causal, Both };
 // floats of scratch that attention_forward needs
 size_t attention_forward_scratch(int B, int T, int NH);
 // out (B,T,C), lse (B,NH,v.stride) or null, qkv (B,v.stride,OC) with q | k | v | the encoding's columns in a row,
 // prepared by it. Sequences may end at v.kv_len: the rows after it get out 0 and lse -inf, and padding never changes
 // the bits of other rows. scratch: attention_forward_scratch floats, or null: no tiles are skipped
-template <bool Causal>
+template <Mask Keys>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream);
 // floats of scratch that attention_backward needs
@@ -24,7 +26,7 @@ size_t attention_backward_scratch(const PositionConfig& position, int B, int T, 
 // dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
 // dqkv after v.kv_len become 0. The same rows of qkv and dout, which must be finite on the tensor cores, add nothing to
 // any sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
-template <bool Causal>
+template <Mask Keys>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream);
 
@@ -73,9 +75,10 @@ void check_head_size(const PositionConfig& position, int HS, bool trains, size_t
 
 LAUNCHER size_t attention_forward_scratch(int B, int T, int NH) { return tile_skip_scratch(B, T, NH); }
 
-template <bool Causal>
+template <Mask Keys>
 void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                        int t0, Stream stream) {
+    constexpr bool Causal = Keys == Mask::Causal;
     with_bias(v, [&](auto bias) {
         AttentionDims dims = attention_dims(v, T, t0);
         if (choose_forward<Causal>(out, lse, scratch, qkv, v, bias, dims, B, stream)) { return; }
@@ -86,9 +89,10 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
     });
 }
 
-template <bool Causal>
+template <Mask Keys>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream) {
+    constexpr bool Causal = Keys == Mask::Causal;
     with_bias(v, [&](auto bias) {
         AttentionDims dims = attention_dims(v, T, 0);
         if (choose_backward<Causal>(dqkv, scratch, dout, qkv, out, lse, v, bias, dims, B, stream)) { return; }

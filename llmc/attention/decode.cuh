@@ -27,7 +27,7 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
 }
 
 // out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
-// scratch: attention_decode_scratch floats. As attention_forward<true> of one token, but for the order of its sums.
+// scratch: attention_decode_scratch floats. As causal attention_forward of one token, but for the order of its sums.
 void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
                       Stream stream);
 
@@ -39,7 +39,7 @@ inline size_t attention_scratch(int B, int stride, int NH, int HS) {
 inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
                       Start start, Stream stream) {
     if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
-    attention_forward<true>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
+    attention_forward<Mask::Causal>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
 }
 
 // qkv (stride,OC): row (OC) becomes its row at `start`

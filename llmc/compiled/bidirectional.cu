@@ -5,5 +5,5 @@
 #undef KERNELS_ELSEWHERE
 #include "../attention/choose.cuh"
 
-template decltype(attention_forward<false>) attention_forward<false>;
-template decltype(attention_backward<false>) attention_backward<false>;
+template decltype(attention_forward<Mask::Both>) attention_forward<Mask::Both>;
+template decltype(attention_backward<Mask::Both>) attention_backward<Mask::Both>;

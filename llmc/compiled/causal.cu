@@ -5,5 +5,5 @@
 #undef KERNELS_ELSEWHERE
 #include "../attention/decode.cuh"
 
-template decltype(attention_forward<true>) attention_forward<true>;
-template decltype(attention_backward<true>) attention_backward<true>;
+template decltype(attention_forward<Mask::Causal>) attention_forward<Mask::Causal>;
+template decltype(attention_backward<Mask::Causal>) attention_backward<Mask::Causal>;

@@ -110,18 +110,18 @@ struct Layer : AttentionLayer {
         return x;
     }
 
-    template <bool Causal> void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
+    template <Mask Keys> void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
         position().prepare_forward(qkv, s.B, n, t0, Stream(0));
-        attention_forward<Causal>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
+        attention_forward<Keys>(out, lse, nullptr, qkv, view, s.B, n, t0, Stream(0));
     }
     void forward(floatX* out, float* lse, floatX* qkv, int t0, int n) const {
-        if (causal) { forward<true>(out, lse, qkv, t0, n); } else { forward<false>(out, lse, qkv, t0, n); }
+        if (causal) { forward<Mask::Causal>(out, lse, qkv, t0, n); } else { forward<Mask::Both>(out, lse, qkv, t0, n); }
     }
     // up to the sums of the bias functor, which prepare_backward then turns into gradients in place
     void backward_scores(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                          const float* lse) const {
-        if (causal) { attention_backward<true>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
-        else { attention_backward<false>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
+        if (causal) { attention_backward<Mask::Causal>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
+        else { attention_backward<Mask::Both>(dqkv, scratch, dout, qkv, out, lse, view, s.B, s.T, Stream(0)); }
     }
     void backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                   const float* lse) const {

@@ -61,7 +61,7 @@ Bits run_skipping(Layer& l, TileSkip skip, const std::vector<float>& qkv, const 
     Array<float> d_qkv(qkv), out(dout.size()), lse((size_t)l.s.B * l.s.NH * l.s.T), dqkv(qkv.size());
     Array<float> scratch(l.backward_scratch()), tiles(attention_forward_scratch(l.s.B, l.s.T, l.s.NH));
     l.position().prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0));
-    attention_forward<true>(out, lse, tiles, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0));
+    attention_forward<Mask::Causal>(out, lse, tiles, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0));
     l.backward(dqkv, scratch, Array<float>(dout), d_qkv, out, lse);
     const double live = live_tile_share(tiles, l.view, l.s.T, Stream(0));
     return {out.host(), lse.host(), columns(dqkv.host(), (size_t)l.OC, 0, columns_of(l)), live};

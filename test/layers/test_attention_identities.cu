@@ -10,8 +10,8 @@ template <class F> std::vector<float> run_layer(const Layer& l, const std::vecto
     Array<float> d_qkv(qkv), out((size_t)l.s.B * l.s.T * l.C);
     l.position().prepare_forward(d_qkv, l.s.B, l.s.T, 0, Stream(0));
     edit();
-    if (l.causal) { attention_forward<true>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
-    else { attention_forward<false>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
+    if (l.causal) { attention_forward<Mask::Causal>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
+    else { attention_forward<Mask::Both>(out, nullptr, nullptr, d_qkv, l.view, l.s.B, l.s.T, 0, Stream(0)); }
     return out.host();
 }
 

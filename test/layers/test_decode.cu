@@ -67,7 +67,7 @@ struct Cache : AttentionLayer {
     }
     std::vector<float> forward(int t0) const {
         Array<float> out((size_t)s.B * C);
-        attention_forward<true>(out, nullptr, nullptr, *qkv, view, s.B, 1, t0, Stream(0));
+        attention_forward<Mask::Causal>(out, nullptr, nullptr, *qkv, view, s.B, 1, t0, Stream(0));
         return out.host();
     }
 
