@@ -77,11 +77,16 @@ inline void load_view(float* data, Slice part, const FileView& view, const ReadE
 // type: "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
 // cable: "model_type" with every other encoding, which HF_FILE computes by these of its classes
 struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T, *config_class, *base_class, *head, *head_class; };
-constexpr ConfigKeys GPT2_KEYS = {"gpt2", "cable", "n_layer", "n_head", "n_embd", "vocab_size", "n_positions",
-                                  "CableConfig", "CableModel", "AutoModelForCausalLM", "CableForCausalLM"};
-constexpr ConfigKeys BERT_KEYS = {"bert", "cable_bert", "num_hidden_layers", "num_attention_heads", "hidden_size",
-                                  "vocab_size", "max_position_embeddings", "CableBertConfig", "CableBertModel",
-                                  "AutoModelForMaskedLM", "CableBertForMaskedLM"};
+constexpr ConfigKeys GPT2_KEYS = {
+    .type = "gpt2", .cable = "cable",
+    .L = "n_layer", .NH = "n_head", .C = "n_embd", .V = "vocab_size", .T = "n_positions",
+    .config_class = "CableConfig", .base_class = "CableModel",
+    .head = "AutoModelForCausalLM", .head_class = "CableForCausalLM"};
+constexpr ConfigKeys BERT_KEYS = {
+    .type = "bert", .cable = "cable_bert",
+    .L = "num_hidden_layers", .NH = "num_attention_heads", .C = "hidden_size", .V = "vocab_size",
+    .T = "max_position_embeddings", .config_class = "CableBertConfig", .base_class = "CableBertModel",
+    .head = "AutoModelForMaskedLM", .head_class = "CableBertForMaskedLM"};
 
 // The models in Python, which are written beside the weights. config.json's auto_map names the classes, so that
 // transformers runs this file with trust_remote_code=True, and refuses the model otherwise.
