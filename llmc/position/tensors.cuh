@@ -308,7 +308,7 @@ private:
     }
 };
 
-// Takes the tensors of the tables in the order in which they were declared.
+// Takes the tensors of the tables in the order in which they were declared, and compares their names.
 struct PositionBinder : PositionShape {
     const PositionView& v;
     const PositionConfig* run;
@@ -319,23 +319,24 @@ struct PositionBinder : PositionShape {
     explicit PositionBinder(const PositionView& v)
         : PositionShape(v), v(v), run(v.run), config(v.config), next_param(v.first_param), next_act(v.first_act) {}
 
-    void param(Parameter& p, const char*, const char*, Per, size_t, size_t, const ParameterRule&) {
-        p.value = pointer<float>(*v.params, v.master, next_param);
-        p.grad = pointer<float>(*v.params, v.grads, next_param++);
+    void param(Parameter& p, const char* name, const char*, Per, size_t, size_t, const ParameterRule&) {
+        p.value = pointer<float>(name, *v.params, v.master, next_param);
+        p.grad = pointer<float>(name, *v.params, v.grads, next_param++);
     }
     void columns(const char*, int, std::optional<InitRule> = std::nullopt, std::optional<InitRule> = std::nullopt) {}
-    template <class E> void cached(E*& p, const char*, Per, size_t, size_t) {
-        p = pointer<E>(*v.acts, v.act_data, next_act++);
+    template <class E> void cached(E*& p, const char* name, Per, size_t, size_t) {
+        p = pointer<E>(name, *v.acts, v.act_data, next_act++);
     }
-    template <class E> void scratch(E*& p, const char*, size_t, size_t) {
-        p = pointer<E>(*v.acts, v.act_data, next_act++);
+    template <class E> void scratch(E*& p, const char* name, size_t, size_t) {
+        p = pointer<E>(name, *v.acts, v.act_data, next_act++);
     }
 
 private:
-    // this layer of tensor i; null where there is no data
-    template <class E> E* pointer(const TensorTable& table, float* data, size_t i) const {
-        const bool declared = i < table.specs.size() && table.specs[i].element == sizeof(E);
-        check(declared, "--pos %s binds tensor %zu, which it has not declared", config->name.c_str(), i);
+    // this layer of tensor i, which has that name; null where there is no data
+    template <class E> E* pointer(const char* name, const TensorTable& table, float* data, size_t i) const {
+        const std::string found = i < table.specs.size() ? table.specs[i].name : "nothing";
+        check(found.substr(0, found.find('.')) == name && table.specs[i].element == sizeof(E),      // see spec()
+              "--pos %s binds tensor %zu: expected %s, got %s", config->name.c_str(), i, name, found.c_str());
         return data == nullptr ? nullptr : (E*)(data + table.offsets[i]) + (size_t)v.layer * table.strides[i];
     }
 };

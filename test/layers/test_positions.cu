@@ -874,6 +874,19 @@ TEST_CASE("the tensors of encodings", "[positions]") {
     }
 }
 
+TEST_CASE("an encoding binds its arrays by name", "[positions]") {
+    const PositionShape shape = {1, 2, 4, 1, 8};
+    const PositionConfig config = parse_position("cable", 8);
+    TensorTable acts, params;
+    for (const TensorSpec& s : position_tables(config, shape).acts) { acts.add(s); }
+    PositionView v(shape);
+    v.run = &config; v.config = &config.parts[0]; v.params = &params; v.acts = &acts;
+    CHECK_NOTHROW(bind_encoding<CableFull>(v));
+    std::swap(acts.specs[0].name, acts.specs[2].name);          // two arrays of the same shape
+    CHECK(throws_with([&] { bind_encoding<CableFull>(v); }, "--pos cable binds tensor 0: expected S_offset, got g") ==
+          EXIT_BAD_INPUT);
+}
+
 namespace {
 
 // Two groups of columns; the first one starts open
