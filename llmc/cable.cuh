@@ -83,12 +83,13 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
         if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
         // 1. b and g; z and u are gathered first, because strided loads do not vectorize
         float* b = S_offset;                                // until S takes its place
+        float* u = g;                                       // until g does
         for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
             b[t] = (float)z[(size_t)t * OC];
-            g[t] = weighted ? (float)z[(size_t)t * OC + NH] : 0.0f;
+            u[t] = weighted ? (float)z[(size_t)t * OC + NH] : 0.0f;
         }
         each(b, start, end, [step](float z) { return cable_b(step, z); });
-        each(g, start, end, [weighted](float u) { return weighted ? softplus(u) : 1.0f; });
+        each(u, start, end, [weighted](float x) { return weighted ? softplus(x) : 1.0f; });
         // 2. the running sum of b
         const auto b_of = [b](int t) { return (double)b[t]; };
         origin += running_sums(start, end, b_of, [&](int t, double sum) { S_offset[t] = (float)sum; });
