@@ -32,14 +32,31 @@
 #if !defined(KERNELS_ELSEWHERE)
 // In a tile on the diagonal half of P and dlogit is 0. On a CPU the products leave these zeros out.
 constexpr bool LEAVES_ZEROS = LANES > 1;
+// The size of a block's shared memory: lay_out(first, dims) places its tiles from `first` on, up to their `end`
+template <class F> size_t shared_bytes(F lay_out, const AttentionDims& dims) {
+    float* const first = (float*)sizeof(lanes);             // any place: nothing is read
+    return sizeof(float) * (size_t)(lay_out(first, dims).end - first);
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-inline size_t attention_forward_shared(const AttentionDims& dims) {
-    const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
-    return sizeof(float) * (tile * dims.HS + 3 * tile * width + tile * tile + 4 * tile);
+struct ForwardTiles { float *Q_T, *K_tile, *V_tile, *O_tile, *scores, *largest, *sum, *shrink, *tile_sum, *end; };
+__host__ __device__ inline ForwardTiles forward_tiles(float* first, const AttentionDims& dims) {
+    constexpr int TILE = ATTENTION_TILE;
+    const int width = dims.padded_HS();
+    float* Q_T = first;                                     // (HS, TILE)
+    float* K_tile = Q_T + dims.HS * TILE;                   // (TILE, width), as are V and O
+    float* V_tile = K_tile + TILE * width;
+    float* O_tile = V_tile + TILE * width;                  // the output, not yet divided by sum
+    float* scores = O_tile + TILE * width;                  // (keys, queries)
+    float* largest = scores + TILE * TILE;                  // of each query: the largest logit so far,
+    float* sum = largest + TILE;                            // the sum of e^(logit - largest),
+    float* shrink = sum + TILE;                             // what a larger logit makes of both sums,
+    float* tile_sum = shrink + TILE;                        // and the sum of this tile's exponentials
+    return {Q_T, K_tile, V_tile, O_tile, scores, largest, sum, shrink, tile_sum, tile_sum + TILE};
 }
+inline size_t attention_forward_shared(const AttentionDims& dims) { return shared_bytes(forward_tiles, dims); }
 
 // One block per query tile of one (batch, head), longest rows first. Scores are kept transposed, (keys, queries), so
 // that the softmax runs down columns: one query per thread or SIMD lane.
@@ -59,15 +76,8 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
     const int i0 = imax(tile_begin, dims.t0);
     const int rows = imin(tile_begin + TILE, end) - i0;
     const int ni = clamp(visits.tokens - i0, 0, rows);      // the rows after them are padding
-    float* Q_T = dynamic_shared();                          // (HS, TILE)
-    float* K_tile = Q_T + HS * TILE;                        // (TILE, width), as are V and O
-    float* V_tile = K_tile + TILE * width;
-    float* O_tile = V_tile + TILE * width;                  // the output, not yet divided by sum
-    float* scores = O_tile + TILE * width;                  // (keys, queries)
-    float* largest = scores + TILE * TILE;                  // of each query: the largest logit so far,
-    float* sum = largest + TILE;                            // the sum of e^(logit - largest),
-    float* shrink = sum + TILE;                             // what a larger logit makes of both sums,
-    float* tile_sum = shrink + TILE;                        // and the sum of this tile's exponentials
+    const auto [Q_T, K_tile, V_tile, O_tile, scores, largest, sum, shrink, tile_sum, tiles_end] =
+        forward_tiles(dynamic_shared(), dims);
     const floatX* q = qkv + (size_t)b * dims.stride * dims.OC + h * HS;
 
     load_tile_transposed(Q_T, view(q + (size_t)i0 * dims.OC, ni, HS, dims.OC), dims.scale);
@@ -147,10 +157,22 @@ void portable_attention_forward(floatX* out, float* lse, const floatX* qkv, cons
 // ----------------------------------------------------------------------------------------------------------
 // backward
 
-inline size_t attention_backward_shared(const AttentionDims& dims) {
-    const size_t tile = ATTENTION_TILE, width = (size_t)dims.padded_HS();
-    return sizeof(float) * (2 * tile * dims.HS + 5 * tile * width + 2 * tile * tile);
+struct BackwardTiles { float *K_T, *V_T, *K_tile, *dK_tile, *dV_tile, *Q_tile, *dO_tile, *P, *dlogit, *end; };
+__host__ __device__ inline BackwardTiles backward_tiles(float* first, const AttentionDims& dims) {
+    constexpr int TILE = ATTENTION_TILE;
+    const int width = dims.padded_HS();
+    float* K_T = first;                                     // (HS, TILE)
+    float* V_T = K_T + dims.HS * TILE;                      // (HS, TILE)
+    float* K_tile = V_T + dims.HS * TILE;                   // (TILE, width), as are the next four
+    float* dK_tile = K_tile + TILE * width;
+    float* dV_tile = dK_tile + TILE * width;
+    float* Q_tile = dV_tile + TILE * width;
+    float* dO_tile = Q_tile + TILE * width;
+    float* P = dO_tile + TILE * width;                      // (queries, keys): scores, then probabilities
+    float* dlogit = P + TILE * TILE;                        // (queries, keys): dP, then dlogit
+    return {K_T, V_T, K_tile, dK_tile, dV_tile, Q_tile, dO_tile, P, dlogit, dlogit + TILE * TILE};
 }
+inline size_t attention_backward_shared(const AttentionDims& dims) { return shared_bytes(backward_tiles, dims); }
 
 // One block per (batch, head), so that every sum has one writer and one order: for each tile of keys, the tiles of
 // queries that see it. dq (B,NH,T,padded HS) float32 and row_dot (B,NH,T) are scratch. dk has its scale from Q_tile.
@@ -168,15 +190,8 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     const int h = bh % dims.NH;
     const Visits<Causal, LAST_TILE_FIRST> visits(dims, bh);
     const int T = visits.tokens;
-    float* K_T = dynamic_shared();                          // (HS, TILE)
-    float* V_T = K_T + HS * TILE;                           // (HS, TILE)
-    float* K_tile = V_T + HS * TILE;                        // (TILE, width), as are the next four
-    float* dK_tile = K_tile + TILE * width;
-    float* dV_tile = dK_tile + TILE * width;
-    float* Q_tile = dV_tile + TILE * width;
-    float* dO_tile = Q_tile + TILE * width;
-    float* P = dO_tile + TILE * width;                      // (queries, keys): scores, then probabilities
-    float* dlogit = P + TILE * TILE;                        // (queries, keys): dP, then dlogit
+    const auto [K_T, V_T, K_tile, dK_tile, dV_tile, Q_tile, dO_tile, P, dlogit, tiles_end] =
+        backward_tiles(dynamic_shared(), dims);
     const size_t first = (size_t)b * dims.T;
     const Matrix<const floatX> q = view(qkv + first * OC + h * HS, T, HS, OC);
     const Matrix<const floatX> k = view(q.data + C, T, HS, OC);
