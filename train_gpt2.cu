@@ -76,7 +76,6 @@ struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and th
     X(float,  ln1mean,    Keep::Saved,                                    N,      0)      \
     X(float,  ln1rstd,    Keep::Saved,                                    N,      0)      \
     X(floatX, qkv,        Keep::Cached,                                   B * T,  row)    \
-    X(floatX, newqkv,     Keep::Scratch,                                  new_rows, row)  \
     X(float,  lse,        Keep::Saved,                                    B * NH, T)      \
     X(float,  attscratch, in_pieces ? Keep::Cached : Keep::Scratch,       attention_floats, 0) \
     X(floatX, atty,       Keep::Saved,                                    N,      C)      \
@@ -172,7 +171,6 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_scratch(batch, length, NH, HS);
-    const size_t new_rows = acts.decodes() ? 1 : 0;                             // see QkvRows
     const bool in_pieces = purpose == Purpose::Pieces;                          // then lab/pieces.h reads every layer's
     const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
@@ -197,7 +195,7 @@ void activations_allocate(Activations& acts) {
 
 // acts.batch.tokens (B,T) -> the hidden states lnf (B,T,C). The tokens stand at positions t0 .. t0 + T - 1. While
 // training and evaluating, t0 = 0. While generating, B = 1, and the cached qkv holds the t0 tokens before.
-void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
+void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0) {
     const GPT2Params<floatX>& p = model.params;
     const GPT2Acts& a = acts.a;
     const int L = model.config.L, C = model.config.C;
@@ -205,26 +203,25 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, Start start) {
     const float eps = 1e-5f;
     Stream s = model.stream;
 
-    find_documents(model, acts, B, T, start);                   // with --document_mask: which keys a token sees
+    find_documents(model, acts, B, T, t0);                      // with --document_mask: which keys a token sees
     layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
     // learned and sinusoidal encodings add a row per position; the rest do nothing here
-    layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, start, s);
+    layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, t0, s);
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
         const LayerPosition position = layer_position(model, acts, l, T);
         const int OC = position.columns(), row = position.row();
-        const QkvRows qkv(a, l, start, row);
         layer_ready(model, l);
         // 1 normalize the residual stream
         layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
         // 2 one product makes q, k, v and the encoding's columns                                    (B,T,OC)
-        matmul_forward(qkv.rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s, row);
-        qkv.store(s);
+        floatX* new_rows = a.qkv(l) + (size_t)t0 * row;                     // after the rows of earlier tokens
+        matmul_forward(new_rows, view(a.ln1(l), N, C), view(p.qkvw(l), OC, C), p.qkvb(l), nullptr, s, row);
         // 3 the encoding prepares what its bias reads: rope rotates q and k, cable sums S over time and finds g
-        position.prepare_forward(a.qkv(l), B, T, start, s);
+        position.prepare_forward(a.qkv(l), B, T, t0, s);
         // 4 attention: softmax(q k^T / sqrt(HS) + bias) v, heads side by side                       (B,T,C)
-        attention(a.atty(l), a.lse(l), a.attscratch(l), a.qkv(l), position.bias(), B, T, start, s);
+        attention(a.atty(l), a.lse(l), a.attscratch(l), a.qkv(l), position.bias(), B, T, t0, s);
         if (acts.watch) { acts.watch(l, position.bias(), a.qkv(l), a.lse(l), B); }
         // 5 mix the heads, and add to the residual stream                                          (B,T,C)
         matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);

@@ -65,9 +65,8 @@ __device__ inline void suffix_sums(float* x, int T) {
 }
 
 // One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
-__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T,
-                                     Start first, int stride, int NH, int C, int OC, CableStep step, bool weighted) {
-    const int t0 = first.position();
+__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0,
+                                     int stride, int NH, int C, int OC, CableStep step, bool weighted) {
     const size_t bh = blockIdx.x;
     S_offset += bh * stride;                                // this head's rows
     g += bh * stride;
@@ -220,11 +219,11 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
         t.scratch(dg, "dg", BNH, T);
         if (flash_skips(Bias::flash)) { declare_key_max(*this, t); }
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, start, v.stride, v.NH, v.C(), v.OC, Step,
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, t0, v.stride, v.NH, v.C(), v.OC, Step,
                Weighted);
-        update_key_max(*this, qkv, B, T, start, stream);
+        update_key_max(*this, qkv, B, T, t0, stream);
     }
     void begin_backward(const floatX*, int B, int T, Stream stream) const {
         device_zero(dS, sizeof(float) * B * v.NH * T, stream);

@@ -15,8 +15,7 @@
 // so no bit differs. tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
 //
 // A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
-// two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0. A recorded
-// step (StepGraph) serves all later tokens: its grid has the splits of the longest text.
+// two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0.
 #pragma once
 
 #include "choose.cuh"
@@ -28,7 +27,7 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
 
 // out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
 // scratch: attention_decode_scratch floats. As causal attention_forward of one token, but for the order of its sums.
-void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, Start start,
+void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0,
                       Stream stream);
 
 // floats of scratch that attention needs
@@ -37,27 +36,10 @@ inline size_t attention_scratch(int B, int stride, int NH, int HS) {
 }
 // Causal attention of T new tokens per sequence; by attention_decode for a single token that continues a text.
 inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv, const PositionView& v, int B, int T,
-                      Start start, Stream stream) {
-    if (T == 1 && !start.begins()) { return attention_decode(out, qkv, scratch, v, B, start, stream); }
-    attention_forward<Mask::Causal>(out, lse, scratch, qkv, v, B, T, start.t0, stream);
+                      int t0, Stream stream) {
+    if (T == 1 && t0 > 0) { return attention_decode(out, qkv, scratch, v, B, t0, stream); }
+    attention_forward<Mask::Causal>(out, lse, scratch, qkv, v, B, T, t0, stream);
 }
-
-// qkv (stride,OC): row (OC) becomes its row at `start`
-void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream);
-// Where a layer's product writes the rows of qkv (B,stride,OC) of a forward's tokens. In a recorded step the address of
-// its result would be recorded, so the row is made in newqkv (OC), and store() copies it to its place.
-struct QkvRows {
-    floatX *qkv, *rows;
-    Start start;
-    int OC;
-
-    template <class Pointers>
-    QkvRows(const Pointers& a, int layer, Start start, int OC)
-        : qkv(a.qkv(layer)), rows(start.recorded() ? a.newqkv() : qkv + (size_t)start.t0 * OC), start(start), OC(OC) {}
-    void store(Stream stream) const {
-        if (start.recorded()) { decode_store(qkv, rows, start, OC, stream); }
-    }
-};
 
 #if !defined(KERNELS_ELSEWHERE)
 constexpr int DECODE_THREADS = 128;
@@ -70,8 +52,7 @@ constexpr int DECODE_LD = DECODE_SPLIT + 4;
 static_assert(DECODE_TILE % DECODE_THREADS == 0 && DECODE_SPLIT % DECODE_TILE == 0, "a key belongs to one thread");
 static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays inside it");
 
-struct DecodeDims : AttentionDims { // of all tokens that there is room for
-    Start start;                    // t0, the query's position
+struct DecodeDims : AttentionDims { // of one query, at t0
     const float* key_max;           // (BNH,ceil(stride/DECODE_SPLIT)) or null: no split is left out
     bool exact;                     // the window changes no bit
 };
@@ -175,8 +156,7 @@ __device__ __forceinline__ void decode_scores(float* scores, const float* query,
     }
 }
 
-// One block per split of the keys of one (batch, head), and in a recorded step also those that later tokens need:
-// partial (BNH,splits,HS+2) = O_s, m_s, l_s.
+// One block per split of the keys of one (batch, head): partial (BNH,splits,HS+2) = O_s, m_s, l_s.
 template <class Bias>
 __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims dims, int BNH) {
     const int HS = dims.HS;
@@ -186,10 +166,9 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int bh = blockIdx.x % BNH;
     const int split = blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;
-    const int t0 = dims.start.position();
+    const int t0 = dims.t0;
     const int splits = decode_splits(t0);
     const int nj = imin(DECODE_SPLIT, t0 + 1 - j0);         // keys of this split
-    if (split >= splits) { return; }
     float* query = dynamic_shared();                        // (width): scale q
     float* scores = query + width;                          // (parts,DECODE_LD): parts of the scores; row 0 becomes P
     float* O = scores + parts * DECODE_LD;                  // (groups,width): P v, of every groups-th key
@@ -270,8 +249,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
 }
 
 // out (BNH,HS) from partial (BNH,splits,HS+2), a block per (batch, head). O_s of a split without weight is not read.
-static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, Start start, int HS) {
-    const int splits = decode_splits(start.position());
+static __global__ void attention_decode_combine_kernel(floatX* out, const float* partial, int splits, int HS) {
     float* weight = dynamic_shared();                       // (splits): e^(m_s - M)
     const size_t row = (size_t)HS + 2;
     partial += (size_t)blockIdx.x * splits * row;
@@ -302,29 +280,19 @@ static __global__ void attention_decode_combine_kernel(floatX* out, const float*
     }
 }
 
-LAUNCHER void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B,
-                               Start start, Stream stream) {
+LAUNCHER void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0,
+                               Stream stream) {
     const int BNH = B * v.NH;
-    // a recording serves all later tokens: it has the blocks that the last one needs
-    const int splits = decode_splits(start.recorded() ? v.stride - 1 : start.t0);
+    const int splits = decode_splits(t0);
     const TileSkip skip = v.run->tile_skip;
-    DecodeDims dims = {attention_dims(v, v.stride, 0), start, nullptr, skip == TileSkip::Exact};
-    const float* key_max = begin_decode(v, qkv, B, start, splits, dims.scale, stream);
+    DecodeDims dims = {attention_dims(v, 1, t0), nullptr, skip == TileSkip::Exact};
+    const float* key_max = begin_decode(v, qkv, B, t0, splits, dims.scale, stream);
     if (skip != TileSkip::Off) { dims.key_max = key_max; }
     with_bias(v, [&](auto bias) {
         const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
         launch(attention_decode_kernel<decltype(bias)>, grid, scratch, qkv, bias, dims, BNH);
     });
     const Grid grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream);
-    launch(attention_decode_combine_kernel, grid, out, scratch, start, v.HS);
-}
-
-static __global__ void decode_store_kernel(floatX* qkv, const floatX* row, Start start, int OC) {
-    const GridSpan s = grid_span((size_t)OC);
-    qkv += (size_t)start.position() * OC;
-    for (size_t c = s.begin; c < s.end; c += s.step) { qkv[c] = row[c]; }
-}
-LAUNCHER void decode_store(floatX* qkv, const floatX* row, Start start, int OC, Stream stream) {
-    launch(decode_store_kernel, Grid::over((size_t)OC, stream), qkv, row, start, OC);
+    launch(attention_decode_combine_kernel, grid, out, scratch, splits, v.HS);
 }
 #endif

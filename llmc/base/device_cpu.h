@@ -175,10 +175,6 @@ struct Event {          // all work is done when its call returns
     void hold(Stream) const {}
     void release() {}
 };
-struct StepGraph {      // on a CPU kernels run when they are launched: there is nothing to record
-    static constexpr bool records = false;
-    template <class F> void run(Stream, F step) { step(); }
-};
 inline int device_count() { return 0; }
 inline int current_device() { return 0; }
 inline void use_device(int) {}

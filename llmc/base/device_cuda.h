@@ -100,7 +100,7 @@ void start_kernel(const char* text, const Grid& grid, void (*kernel)(P...), A...
         const auto block = [=] { kernel(static_cast<P>(args)...); };
         simt_launch((const void*)kernel, grid.blocks, grid.threads, grid.shared_bytes, block, grid.file, grid.line);
     };
-    simt_enqueue(grid.stream, SimtWork::Kernel, run);
+    simt_enqueue(grid.stream, run);
 #else
     kernel<<<(unsigned)grid.blocks, grid.threads, grid.shared_bytes, grid.stream>>>(static_cast<P>(args)...);
 #endif
@@ -164,7 +164,7 @@ inline Stream new_stream() {
     return s;
 }
 // The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
-// the null stream it can be recorded.
+// the null stream it runs beside second_stream().
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
 // The stream of the exchange between ranks. Its blocks start before those of device_stream() that wait for an SM.
 inline Stream second_stream() {
@@ -192,38 +192,6 @@ struct Event {
     void release() {
         if (event != nullptr) { cudaEventDestroy(event); }
         event = nullptr;
-    }
-};
-// The work of a step, recorded at its first run and then launched as one, so that its many small kernels do not wait
-// for the host. The arguments stay those of the recording: a step must read what changes from step to step on the
-// device. It must not wait, allocate, or be the first to run a kernel.
-struct StepGraph {
-    static constexpr bool records = true;
-    cudaGraphExec_t exec = nullptr;
-
-    StepGraph() = default;
-    StepGraph(const StepGraph&) = delete;
-    ~StepGraph() { if (exec != nullptr) { cudaGraphExecDestroy(exec); } }
-    template <class F> void run(Stream s, F step) {
-        if (exec == nullptr) { record(s, step); }
-        CUDA_CHECK(cudaGraphLaunch(exec, s));
-    }
-
-private:
-    template <class F> void record(Stream s, F step) {
-        cudaGraph_t graph = nullptr;
-        CUDA_CHECK(cudaStreamBeginCapture(s, cudaStreamCaptureModeThreadLocal));
-        try {
-            step();
-        } catch (...) {
-            cudaStreamEndCapture(s, &graph);
-            cudaGetLastError();
-            throw;
-        }
-        CUDA_CHECK(cudaStreamEndCapture(s, &graph));
-        const cudaError_t e = cudaGraphInstantiate(&exec, graph, 0);
-        cudaGraphDestroy(graph);
-        CUDA_CHECK(e);
     }
 };
 

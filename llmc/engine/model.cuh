@@ -19,12 +19,11 @@ struct DeviceBatch {
     size_t N = 0;                                           // capacity in tokens
     int *tokens = nullptr, *targets = nullptr;              // on the device: (N) each
     EmbeddingRows plan;                                     // (N), (N+1), (most_hot_tokens+1)
-    int* start = nullptr;                                   // position of the current token in generation
     int *picked = nullptr, *lengths = nullptr;              // rows that have a target (N); tokens of each sequence (N)
     int* pinned = nullptr;                                  // (slots, ints(N))
     size_t slots = 0;
 
-    static size_t ints(size_t N) { return 6 * N + 3 + EmbeddingPlan::most_hot_tokens(N); }
+    static size_t ints(size_t N) { return 6 * N + 2 + EmbeddingPlan::most_hot_tokens(N); }
     void allocate(size_t capacity) {
         N = capacity;
         tokens = (int*)device_malloc(sizeof(int) * ints(N));
@@ -33,8 +32,7 @@ struct DeviceBatch {
         plan.first = plan.rows + N;
         picked = plan.first + N + 1;
         lengths = picked + N;
-        start = lengths + N;
-        plan.hot = start + 1;
+        plan.hot = lengths + N;
     }
     void release() {
         device_free(tokens);
@@ -62,11 +60,6 @@ struct DeviceBatch {
         copy(plan.hot, slot, built.hot.data(), built.hot.size(), stream);
         plan.count(built);
         return plan;
-    }
-    // The position of the token just loaded, for a recorded step
-    Start load_start(int t0, Stream stream) {
-        copy(start, 0, &t0, 1, stream);
-        return Start(t0, start);
     }
     // Copies the indices of those among the `of` loaded rows that have a target, and their targets, and the lengths of
     // the B sequences (null: all full). The device gets `picks` indices: the last ones have no target, so that matrix
@@ -227,10 +220,10 @@ std::vector<int> load_batch(Model& model, Acts& acts, size_t slot, size_t of, co
 }
 
 // --document_mask: finds where the documents of the loaded tokens begin.
-template <class Model, class Acts> void find_documents(const Model& model, Acts& acts, int B, int T, Start start) {
+template <class Model, class Acts> void find_documents(const Model& model, Acts& acts, int B, int T, int t0) {
     const AttentionMask& mask = model.config.position.mask;
     if (!mask.by_document()) { return; }
-    find_documents(acts.a.documents(), acts.batch.tokens, mask.end_of_text, B, T, start, acts.stride(T), model.stream);
+    find_documents(acts.a.documents(), acts.batch.tokens, mask.end_of_text, B, T, t0, acts.stride(T), model.stream);
     acts.documents = acts.a.documents();
 }
 

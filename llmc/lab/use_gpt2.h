@@ -105,22 +105,16 @@ inline std::vector<int> prompt_of(const Options& o, int V, const Tokenizer* toke
 }
 
 // ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
-// t0 tokens before left. graph: null, or for a step of one token, which is recorded once and then only launched.
+// t0 tokens before left.
 template <class Model, class Acts>
-void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std::vector<float>& logits,
-                    StepGraph* graph = nullptr) {
+void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std::vector<float>& logits) {
     const int C = model.config.C, Vp = model.config.Vp();
     settle_weights(model);
     acts.batch.load(0, 1, ids, nullptr, (size_t)n, model.stream);
-    const bool records = graph != nullptr && StepGraph::records;
-    const Start start = records ? acts.batch.load_start(t0, model.stream) : Start(t0);
-    const auto step = [&] {
-        gpt2_forward(model, acts, 1, n, start);
-        const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
-        const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
-        matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);        // (1,Vp)
-    };
-    if (graph != nullptr) { graph->run(model.stream, step); } else { step(); }
+    gpt2_forward(model, acts, 1, n, t0);
+    const Matrix<floatX> last = view(acts.a.lnf() + (size_t)(n - 1) * C, 1, C);
+    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);
+    matmul_float((float*)acts.a.logits(), last, transposed(wte), nullptr, model.stream);            // (1,Vp)
     logits.resize((size_t)model.config.V);
     copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
@@ -145,7 +139,6 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     std::vector<int> ids = prompt;
     std::vector<float> logits;
     size_t read = 0;                                        // of ids, by the model
-    StepGraph graph;                                        // from the second token on: the first one loads the kernels
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
@@ -161,7 +154,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     }
     while (ids.size() < most && stop_signal == 0) {
         const size_t count = ids.size() - read;
-        forward_logits(model, acts, &ids[read], (int)count, (int)read, logits, read > prompt.size() ? &graph : nullptr);
+        forward_logits(model, acts, &ids[read], (int)count, (int)read, logits);
         read += count;
         check_finite("logits", logits.data(), logits.size());
         const double u = uniform01(sampling.seed, checksum("generate"), (uint64_t)(read - prompt.size()));

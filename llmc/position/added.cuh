@@ -12,10 +12,10 @@
 #include "encoding.cuh"
 
 // One block per row of x.
-static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, Start start, int C,
-                                              AttentionMask mask, int stride) {
+static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C, AttentionMask mask,
+                                              int stride) {
     const size_t b = blockIdx.x / T;
-    const int t = (int)(blockIdx.x % T) + start.position();
+    const int t = (int)(blockIdx.x % T) + t0;
     x += (size_t)blockIdx.x * C;
     wpe += (size_t)mask.of(b, stride).position(t) * C;
     for (int c = threadIdx.x; c < C; c += blockDim.x) { x[c] = (floatX)((float)x[c] + wpe[c]); }
@@ -45,10 +45,10 @@ struct Learned : Encoding {
         const size_t positions = (size_t)t.run->T_train;
         t.param(wpe, "wpe", t.names.wpe, Per::Model, positions, (size_t)t.C(), {normal(0.02f), true});
     }
-    void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
-        check(T <= v.run->T_train - start.t0, "--pos learned has %d positions, position %d is needed; use a "
-              "shorter --T or another encoding", v.run->T_train, start.t0 + T - 1);
-        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, start, v.C(), v.mask,
+    void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
+        check(T <= v.run->T_train - t0, "--pos learned has %d positions, position %d is needed; use a "
+              "shorter --T or another encoding", v.run->T_train, t0 + T - 1);
+        launch(learned_forward_kernel, Grid((size_t)B * T, 128, 0, stream), x, wpe.value, T, t0, v.C(), v.mask,
                v.stride);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {
@@ -62,10 +62,10 @@ struct Learned : Encoding {
 // One block per token of a sequence: the sines of its position are computed once, in double because a float angle is
 // off by 0.004 at t = 100,000, and added to that row of every sequence; again where it has another position in its
 // document. factor: of the embedding, scale: of the sines
-static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, Start start, int C, float factor,
-                                                 float scale, AttentionMask mask, int stride) {
+static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C, float factor, float scale,
+                                                 AttentionMask mask, int stride) {
     const size_t t = blockIdx.x;
-    const int at = start.position() + (int)t;
+    const int at = t0 + (int)t;
     float* pe = dynamic_shared();                           // (C + 1): the sines and cosines of `known`
     int known = -1;
     for (int b = 0; b < B; b++) {
@@ -94,9 +94,9 @@ struct Sinusoidal : Encoding {
 
     static Hyperparameters defaults(int) { return {{"scale", 0.1}, {"embed", 0, "plain|sqrt"}}; }
     float factor() const { return v.config->value("embed") == 1 ? sqrtf((float)v.C()) : 1.0f; }
-    void embed_forward(floatX* x, int B, int T, Start start, Stream stream) const {
+    void embed_forward(floatX* x, int B, int T, int t0, Stream stream) const {
         const Grid grid((size_t)T, 128, sizeof(float) * (v.C() + 1), stream);
-        launch(sinusoidal_forward_kernel, grid, x, B, T, start, v.C(), factor(), (float)v.config->value("scale"),
+        launch(sinusoidal_forward_kernel, grid, x, B, T, t0, v.C(), factor(), (float)v.config->value("scale"),
                v.mask, v.stride);
     }
     void embed_backward(floatX* dx, int B, int T, Stream stream) const {

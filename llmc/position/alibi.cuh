@@ -56,9 +56,9 @@ struct Alibi : Encoding {
         t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.NH, 0);
         declare_key_max(*this, t);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
-        update_key_max(*this, qkv, B, T, start, stream);
-        if (v.layer > 0 || !start.begins()) { return; }     // the first layer fills it, once for all tokens
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        update_key_max(*this, qkv, B, T, t0, stream);
+        if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, once for all tokens
         launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, v.config->value("slopes") == 1);
     }
     LinearBias bias() const { return {{}, slopes, v.NH}; }
@@ -73,9 +73,9 @@ struct AlibiRandom : Alibi {
         check(seed == std::floor(seed) && seed < 0x1p53, "--pos alibi_random: expected a whole seed, got %g", seed);
         Alibi::declare(t);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
-        update_key_max(*this, qkv, B, T, start, stream);
-        if (v.layer > 0 || !start.begins()) { return; }
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        update_key_max(*this, qkv, B, T, t0, stream);
+        if (v.layer > 0 || t0 > 0) { return; }
         launch(alibi_random_kernel, Grid(1, 32, 0, stream), slopes, v.NH, (uint64_t)v.config->value("seed"),
                v.config->value("mean"));
     }
@@ -102,11 +102,9 @@ struct AlibiTrained : Toeplitz {
         declare_table(t, Per::Layer);
     }
     AlibiTrainedValue value() const { return {slopes, r.value}; }
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
-        if (v.layer == 0 && start.begins()) {
-            launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false);
-        }
-        fill_table(value(), start, stream);
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+        if (v.layer == 0 && t0 == 0) { launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false); }
+        fill_table(value(), t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         sum_diagonals(r.grad, value(), B, stream);

@@ -29,8 +29,7 @@ __device__ inline double whole_power(double x, int n) {
 // gets d(f_t^i).
 template <bool Back>
 static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, const floatX* qkv, const int* kv_len,
-                                     int T, Start first, int stride, int NH, int HS, int OC) {
-    const int t0 = first.position();
+                                     int T, int t0, int stride, int NH, int HS, int OC) {
     const int i = blockIdx.x % (HS / 2);
     const size_t bh = blockIdx.x / (HS / 2);
     const size_t row = bh / NH * stride * OC;                                   // of the sequence's first token
@@ -104,16 +103,16 @@ struct Carope : Encoding {
         t.cached(S_origin, "S_origin", Per::Layer, rows, ceil_div(T, (size_t)CABLE_CHUNK));
         t.scratch(dS, "dS", rows, T);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
-        turn<false>(qkv, qkv, B, T, start, v.stride, stream);
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
+        turn<false>(qkv, qkv, B, T, t0, v.stride, stream);
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         turn<true>(dqkv, qkv, B, T, 0, T, stream);
         launch(carope_backward_kernel, Grid((size_t)B * v.NH, 256, 0, stream), dqkv, dS, qkv, T, v.NH, v.HS, v.OC);
     }
     template <bool Back>
-    void turn(floatX* x, const floatX* qkv, int B, int T, Start start, int stride, Stream stream) const {
+    void turn(floatX* x, const floatX* qkv, int B, int T, int t0, int stride, Stream stream) const {
         const Grid grid((size_t)B * v.NH * v.HS / 2, 128, 0, stream);
-        launch(carope_kernel<Back>, grid, x, dS, S_origin, qkv, v.kv_len, T, start, stride, v.NH, v.HS, v.OC);
+        launch(carope_kernel<Back>, grid, x, dS, S_origin, qkv, v.kv_len, T, t0, stride, v.NH, v.HS, v.OC);
     }
 };

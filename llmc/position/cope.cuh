@@ -140,11 +140,11 @@ __device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& 
     }
 }
 
-// z (B*NH,stride,npos) of the tokens from `start` on. One block per token; shared memory: npos floats
-static __global__ void cope_forward_kernel(float* z, const floatX* qkv, const float* e, int T, Start start, int stride,
+// z (B*NH,stride,npos) of the tokens from t0 on. One block per token; shared memory: npos floats
+static __global__ void cope_forward_kernel(float* z, const floatX* qkv, const float* e, int T, int t0, int stride,
                                            int NH, int HS, int OC, int npos) {
     const size_t b = blockIdx.x / T;
-    const size_t t = (size_t)(blockIdx.x % T + start.position());
+    const size_t t = (size_t)(blockIdx.x % T + t0);
     float* sum = dynamic_shared();
     for (int h = 0; h < NH; h++) {
         const floatX* q = qkv + (b * stride + t) * OC + h * HS;
@@ -210,14 +210,12 @@ static __global__ void cope_reduce_kernel(float* de, const float* parts, int BNH
 
 // gates (BNH,ceil(stride/DECODE_SPLIT)): the sum over each split of the gates of the query at t0. One block per split
 // and (batch, head), as in attention/decode.cuh; shared memory: the query
-static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv, Start start, AttentionMask mask,
+static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv, int t0, AttentionMask mask,
                                                int stride, int NH, int HS, int OC, float scale, int BNH) {
     const int bh = blockIdx.x % BNH;
     const int split = blockIdx.x / BNH;
-    const int t0 = start.position();
     const int j0 = split * DECODE_SPLIT;
     const int end = imin(j0 + DECODE_SPLIT, t0 + 1);
-    if (j0 > t0) { return; }                                // a recorded step has the blocks that later tokens need
     float* query = dynamic_shared();
     const floatX* q = qkv + (size_t)(bh / NH) * stride * OC + bh % NH * HS;
     const floatX* k = q + NH * HS;
@@ -264,14 +262,14 @@ struct Cope : Encoding {
         if (t.decodes) { t.scratch(split_gates, "cope_split_gates", BNH, ceil_div(T, (size_t)DECODE_SPLIT)); }
     }
     int npos() const { return positions(*v.config); }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);
-        launch(cope_forward_kernel, grid, z, qkv, e.value, T, start, v.stride, v.NH, v.HS, v.OC, npos());
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, t0, v.stride, v.NH, v.HS, v.OC, npos());
     }
     void begin_backward(const floatX* qkv, int B, int T, Stream stream) const {
         const size_t rows = (size_t)B * v.NH * T;
         const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);        // z was another layer's since
-        launch(cope_forward_kernel, grid, z, qkv, e.value, T, Start(0), v.stride, v.NH, v.HS, v.OC, npos());
+        launch(cope_forward_kernel, grid, z, qkv, e.value, T, 0, v.stride, v.NH, v.HS, v.OC, npos());
         device_zero(dz, sizeof(float) * rows * npos(), stream);
         copy_on_device(rest, total, sizeof(double) * rows, stream);
         device_zero(dgate, sizeof(double) * rows, stream);
@@ -284,9 +282,9 @@ struct Cope : Encoding {
         const int count = v.HS * n;
         launch(cope_reduce_kernel, Grid::over((size_t)count, stream), e.grad, parts, BNH, count);
     }
-    void begin_decode(const floatX* qkv, int B, Start start, int splits, float scale, Stream stream) const {
+    void begin_decode(const floatX* qkv, int B, int t0, int splits, float scale, Stream stream) const {
         const Grid grid((size_t)B * v.NH * splits, 128, sizeof(float) * v.HS, stream);
-        launch(cope_split_gates_kernel, grid, split_gates, qkv, start, v.mask.within(v.stride), v.stride, v.NH, v.HS,
+        launch(cope_split_gates_kernel, grid, split_gates, qkv, t0, v.mask.within(v.stride), v.stride, v.NH, v.HS,
                v.OC, scale, B * v.NH);
     }
     CopeBias bias() const {

@@ -117,14 +117,14 @@ struct Encoding {
     template <class Tensors> void declare(Tensors&) {}
 
     // x (B,T,C): embeddings of the tokens at t0 .. t0+T-1. t0 > 0 only while generating, with B = 1
-    void embed_forward(floatX*, int /*B*/, int /*T*/, Start, Stream) const {}
+    void embed_forward(floatX*, int /*B*/, int /*T*/, int /*t0*/, Stream) const {}
     void embed_backward(floatX* /*dx*/, int /*B*/, int /*T*/, Stream) const {}
     // qkv (B,v.stride,OC): rows t0 .. t0+T-1 of every sequence are new
-    void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, Start, Stream) const {}
+    void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, int /*t0*/, Stream) const {}
     // before the attention's backward, with its qkv: zeroes what the bias functor sums into
     void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
-    // before the splits of keys of a token at `start` are read (attention/decode.cuh); scale: of q.k
-    void begin_decode(const floatX* /*qkv*/, int /*B*/, Start, int /*splits*/, float /*scale*/, Stream) const {}
+    // before the splits of keys of a token at t0 are read (attention/decode.cuh); scale: of q.k
+    void begin_decode(const floatX* /*qkv*/, int /*B*/, int /*t0*/, int /*splits*/, float /*scale*/, Stream) const {}
     // dqkv holds the gradients of q, k, v; the bias functor's sums are complete. Overwrites dqkv's extra columns.
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
     NoBias bias() const { return {}; }
@@ -156,9 +156,8 @@ constexpr int DECODE_SPLIT = 256;       // keys
 
 // key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of each split, over the keys up to t0 + T - 1. The last
 // T of them are new. One block per (batch, head) and split with new keys.
-static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, Start start, int stride, int NH, int HS,
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS,
                                       int OC, int BNH) {
-    const int t0 = start.position();
     const int bh = blockIdx.x % BNH;
     const int split = t0 / DECODE_SPLIT + blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;
@@ -185,14 +184,13 @@ template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
 }
 
 // for prepare_forward
-inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, Start start, Stream stream) {
+inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, int t0, Stream stream) {
     if (e.key_max == nullptr) { return; }
     const PositionView& v = e.v;
     const int BNH = B * v.NH;
-    // 1 for a single token at any position
-    const int splits = (start.t0 + T - 1) / DECODE_SPLIT - start.t0 / DECODE_SPLIT + 1;
+    const int splits = (t0 + T - 1) / DECODE_SPLIT - t0 / DECODE_SPLIT + 1;
     const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
-    launch(key_max_kernel, grid, e.key_max, qkv, T, start, v.stride, v.NH, v.HS, v.OC, BNH);
+    launch(key_max_kernel, grid, e.key_max, qkv, T, t0, v.stride, v.NH, v.HS, v.OC, BNH);
 }
 
 // ----------------------------------------------------------------------------------------------------------

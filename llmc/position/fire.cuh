@@ -319,8 +319,8 @@ struct Fire : Encoding {
     int columns() const { return toeplitz_columns(v.stride, v.causal); }
     Grid grid(Stream stream) const { return Grid::over((size_t)(columns() + TOEPLITZ_PAD), stream); }
 
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
-        if (!start.begins()) { return; }                    // filled once, for the longest text
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+        if (t0 > 0) { return; }                             // filled once, for the longest text
         launch(fire_forward_kernel, grid(stream), psi, inv, c.value, l.value, v.stride, columns());
         if (LANES > 1) { return; }
         const Grid heads((size_t)v.NH, 64, sizeof(int) * FIRE_UNITS, stream);

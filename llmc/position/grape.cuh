@@ -19,10 +19,9 @@
 // One block per (batch, head): gate_t = m_h softplus(u_t) of the tokens t0 .. t0+T-1. u: the column of head 0 in the
 // first row of qkv. S_offset, S_origin: S_t = t, where they are not null
 static __global__ void grape_forward_kernel(float* gate, float* S_offset, double* S_origin, const floatX* u, int T,
-                                            Start first, int stride, int NH, int OC) {
+                                            int t0, int stride, int NH, int OC) {
     const size_t bh = blockIdx.x;
     const float slope = alibi_slope((int)(bh % NH), NH);
-    const int t0 = first.position();
     u += bh / NH * stride * OC + bh % NH;
     for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
         gate[bh * stride + t] = slope * softplus((float)u[(size_t)t * OC]);
@@ -88,10 +87,10 @@ struct GrapeQ : CableFull {
         t.columns("grape.q", t.NH);                                         // a_h, c_h
         declare_sums(t);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         launch(grape_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), g, S_offset, S_origin, qkv + 3 * v.C(), T,
-               start, v.stride, v.NH, v.OC);
-        update_key_max(*this, qkv, B, T, start, stream);
+               t0, v.stride, v.NH, v.OC);
+        update_key_max(*this, qkv, B, T, t0, stream);
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         launch(grape_backward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), dqkv + 3 * v.C(), dg, qkv + 3 * v.C(), T,
@@ -114,13 +113,13 @@ template <bool Queries> struct GrapeOf : Encoding {
         t.scratch(dw, "dgrape_w", BNH, T);
         t.scratch(dg, "dgrape_g", BNH, T);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
         const floatX* u = qkv + 3 * v.C();
-        launch(grape_forward_kernel, grid, w, nullptr, nullptr, u, T, start, v.stride, v.NH, v.OC);
+        launch(grape_forward_kernel, grid, w, nullptr, nullptr, u, T, t0, v.stride, v.NH, v.OC);
         if (Queries) {
-            launch(grape_forward_kernel, grid, g, nullptr, nullptr, u + v.NH, T, start, v.stride, v.NH, v.OC);
-        } else if (start.begins()) {
+            launch(grape_forward_kernel, grid, g, nullptr, nullptr, u + v.NH, T, t0, v.stride, v.NH, v.OC);
+        } else if (t0 == 0) {
             device_zero(g, sizeof(float) * B * v.NH * v.stride, stream);
         }
     }

@@ -11,8 +11,8 @@ struct LayerPosition {
     bool new_padding = false;                               // rows end in padding that other layers write to
 
     // Each of its encodings in turn, as in encoding.cuh
-    void embed_forward(floatX* x, int B, int T, Start start, Stream s) const;
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const;
+    void embed_forward(floatX* x, int B, int T, int t0, Stream s) const;
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream s) const;
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const;
     void embed_backward(floatX* dx, int B, int T, Stream s) const;
     // the encoding whose bias attention adds to the scores
@@ -34,11 +34,11 @@ void find_moved(int* states, const PositionView& view, int B, int last, Stream s
 template <class F> void with_positions(const LayerPosition& layer, F f) {
     for (int i = 0; i < layer.count; i++) { with_position(layer.views[(size_t)i], f); }
 }
-LAUNCHER void LayerPosition::embed_forward(floatX* x, int B, int T, Start start, Stream s) const {
-    with_positions(*this, [&](const auto& encoding) { encoding.embed_forward(x, B, T, start, s); });
+LAUNCHER void LayerPosition::embed_forward(floatX* x, int B, int T, int t0, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.embed_forward(x, B, T, t0, s); });
 }
-LAUNCHER void LayerPosition::prepare_forward(floatX* qkv, int B, int T, Start start, Stream s) const {
-    with_positions(*this, [&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, start, s); });
+LAUNCHER void LayerPosition::prepare_forward(floatX* qkv, int B, int T, int t0, Stream s) const {
+    with_positions(*this, [&](const auto& encoding) { encoding.prepare_forward(qkv, B, T, t0, s); });
 }
 LAUNCHER void LayerPosition::prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
     const auto backward = [&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); };

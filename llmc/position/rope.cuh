@@ -49,9 +49,7 @@ constexpr int ROPE_LAUNCH = 64;                             // pairs of a launch
 struct RopeFrequencies { double of[ROPE_LAUNCH]; };
 
 // One block per pair, from `first` on: rows t0 .. t0+T-1. In double: a float angle is off by 0.004 at t = 100,000.
-static __global__ void rope_table_kernel(float* table, int T, Start start, int R, int first,
-                                         RopeFrequencies frequencies) {
-    const int t0 = start.position();
+static __global__ void rope_table_kernel(float* table, int T, int t0, int R, int first, RopeFrequencies frequencies) {
     const int i = first + blockIdx.x;
     const double f = frequencies.of[blockIdx.x];
     for (int t = t0 + (int)threadIdx.x; t < t0 + T; t += blockDim.x) {
@@ -77,10 +75,10 @@ static __device__ __forceinline__ Pack<P> turned_pairs(Pack<P> v, const Pack<P>&
 
 // The 2 NH heads of q and k lie side by side.
 template <int P>
-static __global__ void rope_kernel(floatX* qkv, const float* table, int T, Start start, int stride, int NH, int HS,
-                                   int R, int OC, float sign) {
+static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t0, int stride, int NH, int HS, int R,
+                                   int OC, float sign) {
     const HeadWalk walk(T, R / P);
-    const size_t t0 = walk.t + start.position();
+    t0 += walk.t;
     for (int r = walk.first; r < walk.tokens * 2 * NH; r += walk.step) {
         const int head = r % (2 * NH);
         const size_t t = t0 + r / (2 * NH);
@@ -99,11 +97,11 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, Start
 // then of k, and then the threads of a head are summed in theirs. S_offset, S_origin: as in cable.cuh
 template <int P, bool Back>
 static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* turned, const float* S_offset,
-                                         const double* S_origin, const int* kv_len, int T, Start start, int stride,
-                                         int NH, int HS, int OC, int first, int pairs, RopeFrequencies frequencies) {
+                                         const double* S_origin, const int* kv_len, int T, int t0, int stride, int NH,
+                                         int HS, int OC, int first, int pairs, RopeFrequencies frequencies) {
     float* parts = dynamic_shared();                        // Back: (tokens,NH,lanes)
     const HeadWalk walk(T, 2 * pairs / P);
-    const int t0 = walk.t + start.position();
+    t0 += walk.t;
     for (int r = walk.first; r < walk.tokens * NH; r += walk.step) {
         const int t = t0 + r / NH;
         const size_t bh = walk.b * NH + r % NH;
@@ -181,20 +179,20 @@ struct Rope : Encoding {
         t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
         t.scratch(dS, "dS", BNH, T);
     }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         if (has_clock(*v.config)) {                         // g = 1 goes to dS, which is scratch
-            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv, T, start,
+            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv, T, t0,
                    v.stride, v.NH, v.C(), v.OC, CableStep::Relu, false);
-            turn_by_clock<false>(qkv, nullptr, B, T, start, v.stride, stream);
+            turn_by_clock<false>(qkv, nullptr, B, T, t0, v.stride, stream);
             return;
         }
         if (v.layer == 0) {                                 // the table is shared: the first layer fills it
             each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
-                launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, start, R, first, some);
+                launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, t0, R, first, some);
             });
         }
-        turn(qkv, B, T, start, v.stride, 1.0f, stream);
+        turn(qkv, B, T, t0, v.stride, 1.0f, stream);
     }
     // A rotation's transpose is its inverse.
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
@@ -223,20 +221,20 @@ struct Rope : Encoding {
         else { f(std::integral_constant<int, 2>()); }
     }
     template <bool Back>
-    void turn_by_clock(floatX* x, const floatX* qkv, int B, int T, Start start, int stride, Stream stream) const {
+    void turn_by_clock(floatX* x, const floatX* qkv, int B, int T, int t0, int stride, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         const Grid grid = head_grid(B, T, Back ? (size_t)HEAD_TOKENS * v.NH * HEAD_LANES : 0, stream);
         each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
             with_pairs(R, [&](auto P) {
-                launch(rope_clock_kernel<P, Back>, grid, x, dS, qkv, S_offset, S_origin, v.kv_len, T, start, stride,
-                       v.NH, v.HS, v.OC, first, pairs, some);
+                launch(rope_clock_kernel<P, Back>, grid, x, dS, qkv, S_offset, S_origin, v.kv_len, T, t0, stride, v.NH,
+                       v.HS, v.OC, first, pairs, some);
             });
         });
     }
-    void turn(floatX* x, int B, int T, Start start, int stride, float sign, Stream stream) const {
+    void turn(floatX* x, int B, int T, int t0, int stride, float sign, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         with_pairs(R, [&](auto P) {
-            launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, T, start, stride, v.NH, v.HS, R, v.OC, sign);
+            launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, T, t0, stride, v.NH, v.HS, R, v.OC, sign);
         });
     }
     float score_factor(int T) const {

@@ -46,11 +46,10 @@ __device__ inline void ssmax_log_counts(float* log_n, const SSMaxKeys& keys, con
 }
 
 template <int P>
-static __global__ void ssmax_forward_kernel(floatX* qkv, float* factors, const float* s, SSMaxKeys keys, int T,
-                                            Start start, int NH, int HS, int OC) {
+static __global__ void ssmax_forward_kernel(floatX* qkv, float* factors, const float* s, SSMaxKeys keys, int T, int t0,
+                                            int NH, int HS, int OC) {
     float* log_n = dynamic_shared();
     const HeadWalk walk(T, HS / P);
-    const int t0 = start.position();
     ssmax_log_counts(log_n, keys, walk, t0, t0 + T);
     for (int r = walk.first; r < walk.tokens * NH; r += walk.step) {
         const int i = r / NH;
@@ -139,10 +138,10 @@ struct SSMax : Encoding {
         t.scratch(moments, "ssmax_moment", (size_t)t.B * t.NH, (size_t)t.stride);
     }
     SSMaxKeys keys() const { return {v.mask, v.kv_len, v.stride, v.causal}; }
-    void prepare_forward(floatX* qkv, int B, int T, Start start, Stream stream) const {
+    void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         with_pack((size_t)v.HS, [&](auto P) {
             launch(ssmax_forward_kernel<P>, head_grid(B, T, HEAD_TOKENS, stream), qkv, factors, s.value, keys(), T,
-                   start, v.NH, v.HS, v.OC);
+                   t0, v.NH, v.HS, v.OC);
         });
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {

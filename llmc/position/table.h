@@ -99,7 +99,7 @@ FlashBiasArgs bias_arrays(const PositionView& view);
 float score_factor(const PositionView& view);
 // As in Encoding, for attention. begin_decode returns key_max
 void begin_backward(const PositionView& view, const floatX* qkv, int B, int T, Stream stream);
-const float* begin_decode(const PositionView& view, const floatX* qkv, int B, Start start, int splits, float scale,
+const float* begin_decode(const PositionView& view, const floatX* qkv, int B, int t0, int splits, float scale,
                           Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
@@ -146,11 +146,11 @@ LAUNCHER float score_factor(const PositionView& view) {
 LAUNCHER void begin_backward(const PositionView& view, const floatX* qkv, int B, int T, Stream stream) {
     with_position(view, [&](const auto& encoding) { encoding.begin_backward(qkv, B, T, stream); });
 }
-LAUNCHER const float* begin_decode(const PositionView& view, const floatX* qkv, int B, Start start, int splits,
-                                   float scale, Stream stream) {
+LAUNCHER const float* begin_decode(const PositionView& view, const floatX* qkv, int B, int t0, int splits, float scale,
+                                   Stream stream) {
     const float* key_max = nullptr;
     with_position(view, [&](const auto& encoding) {
-        encoding.begin_decode(qkv, B, start, splits, scale, stream);
+        encoding.begin_decode(qkv, B, t0, splits, scale, stream);
         key_max = encoding.key_max;
     });
     return key_max;

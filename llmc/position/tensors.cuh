@@ -1,7 +1,7 @@
-// position/tensors.cuh -- what an encoding is told: the positions of a call's tokens, which keys they see (--window,
-// --sinks, --document_mask), and the model; and its tensors. Its declare(t) lists them once, and is called with either
-// of two t: PositionTables collects the list before anything is allocated; PositionBinder goes through it again, and
-// sets the pointers of an encoding that is bound to a layer.
+// position/tensors.cuh -- what an encoding is told: which keys a token sees (--window, --sinks, --document_mask), and
+// the model; and its tensors. Its declare(t) lists them once, and is called with either of two t: PositionTables
+// collects the list before anything is allocated; PositionBinder goes through it again, and sets the pointers of an
+// encoding that is bound to a layer.
 #pragma once
 
 #include <optional>
@@ -10,19 +10,7 @@
 #include "../base/tensor.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// positions, and the keys that a query sees
-
-// The position of a call's first token. A recorded step (StepGraph) is launched for later tokens with the arguments of
-// the recording, so its kernels read the position from the device; every kernel calls position().
-struct Start {
-    int t0;                                                 // in a recorded step: its value at the recording
-    const int* now = nullptr;                               // on the device; null: t0
-
-    __host__ __device__ Start(int t0, const int* now = nullptr) : t0(t0), now(now) {}
-    __device__ int position() const { return now == nullptr ? t0 : *now; }
-    bool begins() const { return t0 == 0; }                 // a new text, whose tables are not filled yet
-    bool recorded() const { return now != nullptr; }
-};
+// the keys that a query sees
 
 // Which of the keys in its range (causal, or all up to the sequence's end) a query sees, `begin` being where its
 // document begins:
@@ -72,14 +60,13 @@ struct AttentionMask {
 };
 
 // documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: of each token, the last end_of_text up to it, or 0
-void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start, int stride,
+void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, int t0, int stride,
                     Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
 // One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, continuing from t0 - 1. Each thread
 // searches a piece of them, and then combines it with the earlier pieces.
-__global__ void documents_kernel(int* documents, const int* tokens, int T, Start first, int stride, int end_of_text) {
-    const int t0 = first.position();
+__global__ void documents_kernel(int* documents, const int* tokens, int T, int t0, int stride, int end_of_text) {
     int* last = (int*)dynamic_shared();                     // (threads): the last document that begins in each piece
     documents += (size_t)blockIdx.x * stride + t0;
     tokens += (size_t)blockIdx.x * T;
@@ -98,11 +85,11 @@ __global__ void documents_kernel(int* documents, const int* tokens, int T, Start
     }
 }
 
-LAUNCHER void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, Start start,
-                             int stride, Stream stream) {
+LAUNCHER void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, int t0, int stride,
+                             Stream stream) {
     const int threads = 128;
     const Grid grid((size_t)B, threads, sizeof(int) * threads, stream);
-    launch(documents_kernel, grid, documents, tokens, T, start, stride, end_of_text);
+    launch(documents_kernel, grid, documents, tokens, T, t0, stride, end_of_text);
 }
 #endif
 

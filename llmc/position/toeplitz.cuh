@@ -91,8 +91,8 @@ struct Toeplitz : Encoding {
     }
     int columns() const { return toeplitz_columns(v.stride, v.causal); }
     // B_ij = value(h, i - j), filled for the longest text when a text begins
-    template <class Value> void fill_table(const Value& value, Start start, Stream stream) const {
-        if (!start.begins()) { return; }
+    template <class Value> void fill_table(const Value& value, int t0, Stream stream) const {
+        if (t0 > 0) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.stride, columns());
     }
     // Adds to gradient (NH) of the n-th parameter p of each head. By the chain rule it is the sum over the distances d
@@ -229,9 +229,9 @@ template <class Map> struct T5Of : Toeplitz {
         const bool by_C = clips && v.config->value("scale") == 1;
         return by_C ? sqrtf((float)v.HS / (float)v.C()) : 1.0f;
     }
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
         if (v.layer > 0 && !own(*v.config)) { return; }
-        fill_table(T5Value<Map>{r.value, Map(*v.config, v.causal), v.NH}, start, stream);
+        fill_table(T5Value<Map>{r.value, Map(*v.config, v.causal), v.NH}, t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         const size_t entries = (size_t)Map::entries(*v.config, v.causal);
@@ -282,7 +282,7 @@ template <bool Power> struct KerpleOf : Toeplitz {
         declare_table(t, Per::Layer);
     }
     KerpleValue<Power> value() const { return {r1.value, r2.value}; }
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const { fill_table(value(), start, stream); }
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const { fill_table(value(), t0, stream); }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         sum_diagonals(r1.grad, value(), B, stream);
         sum_diagonals(r2.grad, value(), B, stream, 1);
@@ -337,7 +337,7 @@ struct Bam : Toeplitz {
     }
     // the factor of a first query is 0
     BamValue value() const { return {a.value, b.value, v.factor == nullptr ? -100.0f : -INFINITY}; }
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const { fill_table(value(), start, stream); }
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const { fill_table(value(), t0, stream); }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {
         sum_diagonals(a.grad, value(), B, stream);
         sum_diagonals(b.grad, value(), B, stream, 1);
@@ -380,8 +380,8 @@ struct Sandwich : Toeplitz {
         check(d == 2 * std::floor(d / 2) && d <= MOST, "--pos sandwich: expected an even d up to %d, got %g", MOST, d);
         declare_table(t, Per::Model);
     }
-    void prepare_forward(floatX*, int, int, Start start, Stream stream) const {
-        if (v.layer > 0 || !start.begins()) { return; }     // the first layer fills it, once for all tokens
+    void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
+        if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, once for all tokens
         const int d = (int)v.config->value("d");
         launch(sandwich_table_kernel, Grid::over((size_t)columns(), stream), table, d, v.stride, v.NH, columns());
     }

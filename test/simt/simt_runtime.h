@@ -1,5 +1,5 @@
 // simt_runtime.h -- the last part of simt.h: the runtime's calls. The device's memory is the host's, SIMT_MEMORY bytes
-// of it; a stream can be captured into a graph.
+// of it.
 //
 // What a stream is given is done late: when the host waits for it, or asks whether it is done, streams take turns in an
 // order drawn by SIMT_SEED. So a missing wait is seen: it finds memory that was not written yet, and what cudaMalloc
@@ -12,10 +12,7 @@ enum cudaError_t {
     cudaErrorMemoryAllocation = 2,
     cudaErrorInsufficientDriver = 35,
     cudaErrorNoDevice = 100,
-    cudaErrorNotReady = 600,
-    cudaErrorStreamCaptureUnsupported = 900,
-    cudaErrorStreamCaptureInvalidated = 901,
-    cudaErrorStreamCaptureImplicit = 906
+    cudaErrorNotReady = 600
 };
 enum cudaMemcpyKind {
     cudaMemcpyHostToDevice = 1,
@@ -62,10 +59,6 @@ inline const char* cudaGetErrorString(cudaError_t e) {
         case cudaErrorNotReady: return "device not ready";
         case cudaErrorNoDevice: return "no CUDA-capable device is detected";
         case cudaErrorInsufficientDriver: return "CUDA driver version is insufficient for CUDA runtime version";
-        case cudaErrorStreamCaptureUnsupported: return "operation not permitted when stream is capturing";
-        case cudaErrorStreamCaptureInvalidated: return "operation failed due to a previous error during capture";
-        case cudaErrorStreamCaptureImplicit:
-            return "operation would make the legacy stream depend on a capturing blocking stream";
         default: return "invalid argument";
     }
 }
@@ -126,74 +119,14 @@ inline void simt_give(cudaStream_t s, const std::function<SimtTurn()>& work) {
     s->given++;
 }
 
-// A captured stream's work is recorded with its arguments. Then a call that would wait for the capturing stream, or
-// allocate, is an error and spoils the capture; other streams do their work.
-enum class SimtWork { Kernel, Copy, Set, Event };
-struct SimtGraph { std::vector<std::pair<SimtWork, std::function<void()>>> nodes; };
-using cudaGraph_t = SimtGraph*;
-using cudaGraphExec_t = SimtGraph*;
-struct SimtCapture {
-    cudaStream_t stream = nullptr;                                          // the one that is captured
-    cudaGraph_t graph = nullptr;
-    bool spoiled = false;
-    // counts of all graphs so far
-    int instantiated = 0;
-    int launched = 0;
-};
-inline SimtCapture simt_capture;
-inline cudaError_t simt_waits() {
-    if (simt_capture.stream == nullptr) { return cudaSuccess; }
-    simt_capture.spoiled = true;
-    return simt_error(cudaErrorStreamCaptureUnsupported);
-}
-inline cudaError_t simt_enqueue(cudaStream_t stream, SimtWork kind, const std::function<void()>& work) {
+inline void simt_enqueue(cudaStream_t stream, const std::function<void()>& work) {
     const std::lock_guard<std::recursive_mutex> lock(simt_mutex);
-    SimtCapture& c = simt_capture;
-    if (c.stream != nullptr && stream == nullptr) {
-        c.spoiled = true;
-        return simt_error(cudaErrorStreamCaptureImplicit);
+    if (stream == nullptr) {                                    // the null stream: the other ones are done
+        simt_run_all(true);
+        work();
+    } else {
+        simt_give(stream, [=] { work(); return SimtTurn::Done; });
     }
-    if (c.stream == nullptr || stream != c.stream) {
-        if (stream == nullptr) {                                            // the null stream: the other ones are done
-            simt_run_all(true);
-            work();
-        } else {
-            simt_give(stream, [=] { work(); return SimtTurn::Done; });
-        }
-        return cudaSuccess;
-    }
-    if (c.spoiled) { return simt_error(cudaErrorStreamCaptureInvalidated); }
-    c.graph->nodes.push_back({kind, work});
-    return cudaSuccess;
-}
-enum cudaStreamCaptureMode { cudaStreamCaptureModeThreadLocal = 1 };
-inline cudaError_t cudaStreamBeginCapture(cudaStream_t s, cudaStreamCaptureMode) {
-    if (s == nullptr || simt_capture.stream != nullptr) { return simt_error(cudaErrorStreamCaptureUnsupported); }
-    simt_capture.stream = s;
-    simt_capture.graph = new SimtGraph();
-    simt_capture.spoiled = false;
-    return cudaSuccess;
-}
-inline cudaError_t cudaStreamEndCapture(cudaStream_t s, cudaGraph_t* graph) {
-    *graph = nullptr;
-    if (s == nullptr || s != simt_capture.stream) { return simt_error(cudaErrorInvalidValue); }
-    simt_capture.stream = nullptr;
-    if (simt_capture.spoiled) { delete simt_capture.graph; return simt_error(cudaErrorStreamCaptureInvalidated); }
-    *graph = simt_capture.graph;
-    return cudaSuccess;
-}
-inline cudaError_t cudaGraphInstantiate(cudaGraphExec_t* exec, cudaGraph_t graph, unsigned long long) {
-    simt_capture.instantiated++;
-    *exec = new SimtGraph(*graph);
-    return simt_waits();
-}
-inline cudaError_t cudaGraphDestroy(cudaGraph_t graph) { delete graph; return cudaSuccess; }
-inline cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) { delete exec; return cudaSuccess; }
-inline cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t s) {
-    if (const cudaError_t e = simt_waits()) { return e; }                   // a graph of graphs: not here
-    simt_capture.launched++;
-    for (const auto& node : exec->nodes) { simt_enqueue(s, node.first, node.second); }
-    return cudaSuccess;
 }
 
 inline std::map<void*, size_t> simt_allocations;
@@ -210,7 +143,6 @@ inline cudaError_t cudaMemGetInfo(size_t* available, size_t* total) {
 }
 template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
     *p = nullptr;
-    if (const cudaError_t e = simt_waits()) { return e; }
     size_t available, total;
     cudaMemGetInfo(&available, &total);
     void* q = nullptr;
@@ -223,7 +155,6 @@ template <class T> cudaError_t cudaMalloc(T** p, size_t bytes) {
 }
 inline cudaError_t cudaFree(void* p) {
     if (p == nullptr) { return cudaSuccess; }
-    if (const cudaError_t e = simt_waits()) { return e; }
     simt_run_all(false);
     if (simt_allocations.erase(p) == 0) { return simt_error(cudaErrorInvalidValue); }
     free(p);
@@ -232,7 +163,6 @@ inline cudaError_t cudaFree(void* p) {
 inline std::map<const char*, size_t> simt_pinned;
 template <class T> cudaError_t cudaMallocHost(T** p, size_t bytes) {
     *p = nullptr;
-    if (const cudaError_t e = simt_waits()) { return e; }
     *p = (T*)malloc(bytes > 0 ? bytes : 1);
     if (*p != nullptr) { simt_pinned[(const char*)*p] = bytes; }
     return *p != nullptr ? cudaSuccess : simt_error(cudaErrorMemoryAllocation);
@@ -254,16 +184,18 @@ inline cudaError_t cudaMemcpyAsync(void* to, const void* from, size_t bytes, cud
     const auto copy = [=] { if (bytes > 0) { memmove(to, from, bytes); } };
     if (kind == cudaMemcpyHostToDevice && !simt_is_pinned(from)) {
         const std::string read((const char*)from, bytes);
-        return simt_enqueue(s, SimtWork::Copy, [=] { memcpy(to, read.data(), bytes); });
+        simt_enqueue(s, [=] { memcpy(to, read.data(), bytes); });
+        return cudaSuccess;
     }
-    const cudaError_t e = simt_enqueue(s, SimtWork::Copy, copy);
-    if (e == cudaSuccess && kind == cudaMemcpyDeviceToHost && !simt_is_pinned(to) && s != simt_capture.stream) {
+    simt_enqueue(s, copy);
+    if (kind == cudaMemcpyDeviceToHost && !simt_is_pinned(to)) {
         simt_run([=] { return s == nullptr || s->queue.empty(); });
     }
-    return e;
+    return cudaSuccess;
 }
 inline cudaError_t cudaMemsetAsync(void* p, int value, size_t bytes, cudaStream_t s = nullptr) {
-    return simt_enqueue(s, SimtWork::Set, [=] { if (bytes > 0) { memset(p, value, bytes); } });
+    simt_enqueue(s, [=] { if (bytes > 0) { memset(p, value, bytes); } });
+    return cudaSuccess;
 }
 inline cudaError_t cudaMemset(void* p, int value, size_t bytes) { return cudaMemsetAsync(p, value, bytes); }
 
@@ -289,7 +221,6 @@ inline cudaError_t cudaStreamGetPriority(cudaStream_t s, int* priority) {
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t s) {
-    if (const cudaError_t e = simt_waits()) { return e; }
     if (s == nullptr) { simt_run_all(true); } else { simt_run([=] { return s->queue.empty(); }); }
     return cudaSuccess;
 }
@@ -300,7 +231,6 @@ inline cudaError_t cudaStreamDestroy(cudaStream_t s) {
     return cudaSuccess;
 }
 inline cudaError_t cudaDeviceSynchronize() {
-    if (const cudaError_t e = simt_waits()) { return e; }
     simt_run_all(false);
     return cudaSuccess;
 }
@@ -313,10 +243,10 @@ inline cudaError_t cudaEventRecord(cudaEvent_t e, cudaStream_t s = nullptr) {
     const auto stamp = [seconds = e->seconds] {
         *seconds = wall_seconds() + (simt_recorded_seconds += simt_record_seconds);
     };
-    const cudaError_t result = simt_enqueue(s, SimtWork::Event, stamp);
+    simt_enqueue(s, stamp);
     e->stream = s;
     e->position = s == nullptr ? 0 : s->given;
-    return result;
+    return cudaSuccess;
 }
 // As the event is now: recorded again later, it is another one
 inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned = 0) {
@@ -326,7 +256,6 @@ inline cudaError_t cudaStreamWaitEvent(cudaStream_t s, cudaEvent_t e, unsigned =
     return cudaSuccess;
 }
 inline cudaError_t cudaEventSynchronize(cudaEvent_t e) {
-    if (const cudaError_t waits = simt_waits()) { return waits; }
     simt_run([=] { return e->complete(); });
     return cudaSuccess;
 }
