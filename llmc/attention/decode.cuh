@@ -42,7 +42,7 @@ inline void attention(floatX* out, float* lse, float* scratch, const floatX* qkv
 }
 
 #if !defined(KERNELS_ELSEWHERE)
-constexpr int DECODE_THREADS = 128;
+constexpr int DECODE_THREADS = ON_GPU ? 128 : 1;
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * WAYS : 8;      // elements of a row that are loaded together
 constexpr int DECODE_WINDOW_SPLITS = 3;                     // with fewer, looking for a window costs more than it saves
 constexpr int DECODE_AHEAD = 8;                             // rows to prefetch ahead
@@ -128,11 +128,17 @@ __device__ inline bool decode_outside_window(const float* query, const floatX* o
     return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
 }
 
-// bytes of shared memory: the query, the partial scores, the groups' outputs
-inline size_t attention_decode_shared(int HS) {
-    const size_t parts = (size_t)ceil_div(HS, DECODE_PIECE);
-    const size_t workers = std::max(parts, (size_t)DECODE_THREADS);
-    return sizeof(float) * (parts * DECODE_PIECE + parts * DECODE_LD + workers * DECODE_PIECE);
+// How a block divides a row, and the floats of its arrays, which lie one after the other in shared memory
+struct DecodeShared {
+    int parts;                      // pieces of a row
+    int groups;                     // of threads; each group takes whole rows
+    int query, scores, O;           // O is also add_row_bias's room for a split
+};
+__host__ __device__ inline DecodeShared decode_shared(int HS, int threads) {
+    const int parts = ceil_div(HS, DECODE_PIECE);
+    const int width = parts * DECODE_PIECE;
+    const int groups = imax(threads / parts, 1);
+    return {parts, groups, width, parts * DECODE_LD, imax(groups * width, DECODE_SPLIT)};
 }
 
 // scores (parts,DECODE_LD) = query k^T, one piece of one of the nj keys per thread at a time. v: values to prefetch
@@ -160,9 +166,10 @@ __device__ __forceinline__ void decode_scores(float* scores, const float* query,
 template <class Bias>
 __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias bias, DecodeDims dims, int BNH) {
     const int HS = dims.HS;
-    const int parts = ceil_div(HS, DECODE_PIECE);           // pieces of a row
-    const int width = parts * DECODE_PIECE;
-    const int groups = imax((int)blockDim.x / parts, 1);    // of threads; each group takes whole rows
+    const DecodeShared shared = decode_shared(HS, blockDim.x);
+    const int parts = shared.parts;
+    const int groups = shared.groups;
+    const int width = shared.query;
     const int bh = blockIdx.x % BNH;
     const int split = blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;
@@ -170,8 +177,8 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int splits = decode_splits(t0);
     const int nj = imin(DECODE_SPLIT, t0 + 1 - j0);         // keys of this split
     float* query = dynamic_shared();                        // (width): scale q
-    float* scores = query + width;                          // (parts,DECODE_LD): parts of the scores; row 0 becomes P
-    float* O = scores + parts * DECODE_LD;                  // (groups,width): P v, of every groups-th key
+    float* scores = query + shared.query;                   // (parts,DECODE_LD): parts of the scores; row 0 becomes P
+    float* O = scores + shared.scores;                      // (groups,width): P v, of every groups-th key
     const floatX* q = qkv + (size_t)(bh / dims.NH) * dims.stride * dims.OC + bh % dims.NH * HS;
     const floatX* k = q + (size_t)j0 * dims.OC + dims.C();
     const floatX* v = k + dims.C();
@@ -289,7 +296,9 @@ LAUNCHER void attention_decode(floatX* out, const floatX* qkv, float* scratch, c
     const float* key_max = begin_decode(v, qkv, B, t0, splits, dims.scale, stream);
     if (skip != TileSkip::Off) { dims.key_max = key_max; }
     with_bias(v, [&](auto bias) {
-        const Grid grid((size_t)BNH * splits, DECODE_THREADS, attention_decode_shared(v.HS), stream);
+        const DecodeShared shared = decode_shared(v.HS, DECODE_THREADS);
+        const size_t bytes = sizeof(float) * (shared.query + shared.scores + shared.O);
+        const Grid grid((size_t)BNH * splits, DECODE_THREADS, bytes, stream);
         launch(attention_decode_kernel<decltype(bias)>, grid, scratch, qkv, bias, dims, BNH);
     });
     const Grid grid((size_t)BNH, DECODE_THREADS, sizeof(float) * splits, stream);
