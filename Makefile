@@ -154,7 +154,7 @@ $(TRAINERS:%=$(B)/trace/%cu): $(B)/trace/%cu: %.cu $(B)/cuda.flags $(B)/commit.o
 # comes first, because nvcc takes minutes.
 torch: $(B)/libcable.so  ## attention as a library for PyTorch
 	@$(if $(NVCC),$(MAKE) $(B)/libcablecu.so,true)
-LIBRARY_FLAGS := -DLIBRARY_BUILD -fPIC -fvisibility=hidden
+LIBRARY_FLAGS := -fPIC -fvisibility=hidden
 $(B)/pic/%.o: llmc/compiled/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(LIBRARY_FLAGS) -x c++ -c $< -o $@
 $(B)/pic/library.o: dev/torch/library.cu $(B)/cpu.flags

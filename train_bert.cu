@@ -548,4 +548,8 @@ int bert_main(int argc, char** argv) {
     return code;
 }
 
-int main(int argc, char** argv) { return run_program(bert_main, BERT_FLAG, argc, argv); }
+int main(int argc, char** argv) {
+    flush_denormals();          // on a CPU: denormal numbers are zero
+    wait_politely(argv);        // and waiting threads sleep, for which the program starts itself again
+    return run_program(bert_main, BERT_FLAG, argc, argv);
+}

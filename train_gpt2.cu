@@ -461,4 +461,8 @@ int gpt2_main(int argc, char** argv) {
     return code;
 }
 
-int main(int argc, char** argv) { return run_program(gpt2_main, GPT2_FLAG, argc, argv); }
+int main(int argc, char** argv) {
+    flush_denormals();          // on a CPU: denormal numbers are zero
+    wait_politely(argv);        // and waiting threads sleep, for which the program starts itself again
+    return run_program(gpt2_main, GPT2_FLAG, argc, argv);
+}

@@ -145,7 +145,7 @@ def lines(stage):
                    "-ffp-contract=off", "-I.", "-x", "c++", f"train_{t}.cu", "-lpthread", "-s", "-o", CPU[t]]]
     found += [cuda(f"test/simt/test_{n}.cu", path("test_" + n), "-Itest/simt") for n in kernel_tests()]
     found += [cuda("dev/gpu_bench.cu", path(f"bench_{causal}"), f"-DCAUSAL={causal}") for causal in (0, 1)]
-    library = ["-shared", "-DLIBRARY_BUILD", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    library = ["-shared", "-Xcompiler", "-fPIC,-fvisibility=hidden"]
     found += [cuda("dev/torch/library.cu", path("libcablecu.so"), *library),
               cuda("dev/torch/library.cu", path("libcablecu_fp32.so"), *library, "-DPRECISION_FP32")]
     return found + [cuda("test/ranks/comm_program.cu", path("comm_program"), *nccl)]

@@ -1,5 +1,9 @@
-// The main of the tests: with version 2 of Catch2 it is in the header, version 3 links its own.
+// The main of the tests: with version 2 of Catch2 it is in the header, version 3 links its own. A static variable does
+// what a trainer's main begins with.
+#include "llmc/base/host.h"
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>
 #endif
+
+static const bool denormals_are_zero = (flush_denormals(), true);

@@ -38,8 +38,8 @@ static_assert(sizeof(HostBf16) == 2 && std::is_trivial<HostBf16>::value, "bf16 i
 // the floating-point unit are set, one that rounds such a result to zero and one that reads such an operand as zero.
 // Infinities, NaN and all other numbers keep their meaning. In the CUDA build nvcc's -ftz=true does the same.
 //
-// The bits belong to a thread, and a new thread inherits them from the thread that made it. They are set before main,
-// and by launch() (device.h) in each thread that runs blocks, because any library may have made it.
+// The bits belong to a thread, and a new thread inherits them from the thread that made it. A program sets them at the
+// start of main, and launch() (device.h) in each thread that runs blocks, because any library may have made it.
 #if defined(__SSE2__)
 #include <xmmintrin.h>
 constexpr uint64_t FLUSHES = 1u << 15 | 1u << 6;        // MXCSR: flush to zero, denormals are zero
@@ -67,9 +67,6 @@ struct FlushDenormals {
     FlushDenormals() { flush_denormals(); }
     ~FlushDenormals() { set_float_modes(before); }
 };
-#if !defined(LIBRARY_BUILD)                             // the program that loads a library sets its own
-static const bool denormals_are_zero = (flush_denormals(), true);
-#endif
 
 // Compiled with -ffast-math, isfinite(NaN) may be true, and no guard works: a program tests this at its start.
 template <class T> bool isfinite_works_for() {

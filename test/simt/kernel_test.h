@@ -107,6 +107,7 @@ inline KernelTestResult run_kernel_test(const KernelTest& test) {
 }
 
 int main(int argc, char** argv) {
+    flush_denormals();
     std::string filter;
     bool list = false;
     for (int i = 1; i < argc; i++) {

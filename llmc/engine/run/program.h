@@ -154,10 +154,9 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
     }
 }
 
-// A trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
+// Most of a trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
 template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
     begin_process();
     report_sudden_ends();
-    wait_politely(argv);
     return run_on_ranks(program, trainer, argc, argv);
 }
