@@ -65,13 +65,14 @@ __device__ inline void suffix_sums(float* x, int T) {
 }
 
 // One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
-__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, int T, int t0,
-                                     int stride, int NH, int C, int OC, CableStep step, bool weighted) {
+__global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, QkvShape shape,
+                                     int T, int t0, CableStep step, bool weighted) {
+    const auto [stride, NH, HS, OC] = shape;
     const size_t bh = blockIdx.x;
     S_offset += bh * stride;                                // this head's rows
     g += bh * stride;
     S_origin += bh * ceil_div(stride, CABLE_CHUNK);         // laid out for the whole capacity
-    const floatX* z = qkv + bh / NH * stride * OC + 3 * C + bh % NH;           // u is NH columns further
+    const floatX* z = qkv + bh / NH * stride * OC + 3 * shape.C() + bh % NH;   // u is NH columns further
     // Every call sums a chunk from its first token, for the same bits: the chunk of token t0 - 1 once more, whose z and
     // u are kept with the keys.
     int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
@@ -96,10 +97,11 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
 }
 
 // One block per (batch, head): dz and du, in the extra columns of dqkv, from dS, which is overwritten, and dg.
-__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, int T, int NH, int C,
-                                      int OC, CableStep step, bool weighted) {
+__global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, QkvShape shape,
+                                      CableStep step, bool weighted) {
+    const auto [T, NH, HS, OC] = shape;
     const size_t bh = blockIdx.x;
-    const size_t z0 = bh / NH * T * OC + 3 * C + bh % NH;   // the head's z of the sequence's first token
+    const size_t z0 = bh / NH * T * OC + 3 * shape.C() + bh % NH;        // the head's z of the sequence's first token
     const floatX* z = qkv + z0;
     floatX* dz = dqkv + z0;
     dS += bh * T;
@@ -221,8 +223,7 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, T, t0, v.stride, v.NH, v.C(), v.OC, Step,
-               Weighted);
+        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, v.qkv_shape(v.stride), T, t0, Step, Weighted);
         update_key_max(*this, qkv, B, T, t0, stream);
     }
     void begin_backward(const floatX*, int B, int T, Stream stream) const {
@@ -231,7 +232,7 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     }
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream stream) const {
         const Grid grid((size_t)B * v.NH, 256, 0, stream);
-        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, T, v.NH, v.C(), v.OC, Step, Weighted);
+        launch(cable_backward_kernel, grid, dqkv, dS, dg, qkv, v.qkv_shape(T), Step, Weighted);
     }
     Bias bias() const {
         Bias bias = {};

@@ -45,7 +45,7 @@ struct AttentionProblem {
           S_origin(heads * ceil_div(T, CABLE_CHUNK)),
           bias{{}, S_offset, g, S_origin, dS, dg, T, ceil_div(T, CABLE_CHUNK)} {
         launch(cable_forward_kernel, Grid(heads, 128, 0, device_stream()), (float*)S_offset, (double*)S_origin,
-               (float*)g, (const floatX*)qkv, T, 0, T, NH, dims.C(), dims.OC, CableStep::Relu, true);
+               (float*)g, (const floatX*)qkv, QkvShape{T, NH, HS, dims.OC}, T, 0, CableStep::Relu, true);
     }
     // z is small, so that the bias leaves the far keys some weight
     std::vector<floatX> draw() const {

@@ -198,8 +198,9 @@ void cable_scan3(const Scan& p, Stream stream) {
 
 void cable_scan4(const Scan& p, Stream stream) {
     const Grid grid(p.heads(), CABLE_CHUNK, 0, stream);
-    launch(cable_forward_kernel, grid, p.S_offset, p.S_origin, p.g, p.qkv, p.T, 0, p.T, p.NH, p.C, p.OC, false, false);
-    launch(cable_backward_kernel, grid, p.dqkv, p.dS, p.dg, p.qkv, p.T, p.NH, p.C, p.OC, false, false);
+    const QkvShape shape = {p.T, p.NH, p.C / p.NH, p.OC};
+    launch(cable_forward_kernel, grid, p.S_offset, p.S_origin, p.g, p.qkv, shape, p.T, 0, CableStep::Relu, false);
+    launch(cable_backward_kernel, grid, p.dqkv, p.dS, p.dg, p.qkv, shape, CableStep::Relu, false);
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -29,7 +29,8 @@ __device__ inline double whole_power(double x, int n) {
 // gets d(f_t^i).
 template <bool Back>
 static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, const floatX* qkv, const int* kv_len,
-                                     int T, int t0, int stride, int NH, int HS, int OC) {
+                                     QkvShape shape, int T, int t0) {
+    const auto [stride, NH, HS, OC] = shape;
     const int i = blockIdx.x % (HS / 2);
     const size_t bh = blockIdx.x / (HS / 2);
     const size_t row = bh / NH * stride * OC;                                   // of the sequence's first token
@@ -44,7 +45,9 @@ static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, con
     __syncthreads();
     for (; start < t0 + T; start += CABLE_CHUNK) {
         if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
-        const auto power = [&](int t) { return whole_power((double)carope_f((float)qkv[z + (size_t)t * OC]), i); };
+        const auto power = [&](int t) {
+            return whole_power((double)carope_f((float)qkv[z + (size_t)t * shape.OC]), i);
+        };
         origin += running_sums(start, imin(start + CABLE_CHUNK, t0 + T), power, [&](int t, double offset) {
             if (t < t0) { return; }                         // turned already
             const double S = origin + offset;
@@ -52,7 +55,7 @@ static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, con
             angle.x[0] = (float)portable_cos(S);
             angle.x[1] = (float)portable_sin(S);
             float slope = 0.0f;                             // of the loss in the angle
-            for (size_t at = q + (size_t)t * OC, k = at + NH * HS; at <= k; at += NH * HS) {        // of q, then of k
+            for (size_t at = q + (size_t)t * shape.OC, k = at + shape.C(); at <= k; at += shape.C()) {  // q, then k
                 const Pack<2> v = load_pack<2>(x + at);
                 if (Back) {
                     const Pack<2> y = load_pack<2>(qkv + at);
@@ -113,6 +116,6 @@ struct Carope : Encoding {
     template <bool Back>
     void turn(floatX* x, const floatX* qkv, int B, int T, int t0, int stride, Stream stream) const {
         const Grid grid((size_t)B * v.NH * v.HS / 2, 128, 0, stream);
-        launch(carope_kernel<Back>, grid, x, dS, S_origin, qkv, v.kv_len, T, t0, stride, v.NH, v.HS, v.OC);
+        launch(carope_kernel<Back>, grid, x, dS, S_origin, qkv, v.kv_len, v.qkv_shape(stride), T, t0);
     }
 };

@@ -156,8 +156,8 @@ constexpr int DECODE_SPLIT = 256;       // keys
 
 // key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of each split, over the keys up to t0 + T - 1. The last
 // T of them are new. One block per (batch, head) and split with new keys.
-static __global__ void key_max_kernel(float* key_max, const floatX* qkv, int T, int t0, int stride, int NH, int HS,
-                                      int OC, int BNH) {
+static __global__ void key_max_kernel(float* key_max, const floatX* qkv, QkvShape shape, int T, int t0, int BNH) {
+    const auto [stride, NH, HS, OC] = shape;
     const int bh = blockIdx.x % BNH;
     const int split = t0 / DECODE_SPLIT + blockIdx.x / BNH;
     const int j0 = split * DECODE_SPLIT;
@@ -190,7 +190,7 @@ inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, i
     const int BNH = B * v.NH;
     const int splits = (t0 + T - 1) / DECODE_SPLIT - t0 / DECODE_SPLIT + 1;
     const Grid grid((size_t)BNH * splits, T > 32 ? 128 : 32, 0, stream);
-    launch(key_max_kernel, grid, e.key_max, qkv, T, t0, v.stride, v.NH, v.HS, v.OC, BNH);
+    launch(key_max_kernel, grid, e.key_max, qkv, v.qkv_shape(v.stride), T, t0, BNH);
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -75,8 +75,8 @@ static __device__ __forceinline__ Pack<P> turned_pairs(Pack<P> v, const Pack<P>&
 
 // The 2 NH heads of q and k lie side by side.
 template <int P>
-static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t0, int stride, int NH, int HS, int R,
-                                   int OC, float sign) {
+static __global__ void rope_kernel(floatX* qkv, const float* table, QkvShape shape, int T, int t0, int R, float sign) {
+    const auto [stride, NH, HS, OC] = shape;
     const HeadWalk walk(T, R / P);
     t0 += walk.t;
     for (int r = walk.first; r < walk.tokens * 2 * NH; r += walk.step) {
@@ -97,8 +97,9 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, int T, int t
 // then of k, and then the threads of a head are summed in theirs. S_offset, S_origin: as in cable.cuh
 template <int P, bool Back>
 static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* turned, const float* S_offset,
-                                         const double* S_origin, const int* kv_len, int T, int t0, int stride, int NH,
-                                         int HS, int OC, int first, int pairs, RopeFrequencies frequencies) {
+                                         const double* S_origin, const int* kv_len, QkvShape shape, int T, int t0,
+                                         int first, int pairs, RopeFrequencies frequencies) {
+    const auto [stride, NH, HS, OC] = shape;
     float* parts = dynamic_shared();                        // Back: (tokens,NH,lanes)
     const HeadWalk walk(T, 2 * pairs / P);
     t0 += walk.t;
@@ -132,7 +133,7 @@ static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* tur
     }
     if (!Back) { return; }
     sum_lanes(parts, walk, NH, [&](int i, int h, float sum) {
-        float& all = dS[(walk.b * NH + h) * T + walk.t + i];
+        float& all = dS[(walk.b * shape.NH + h) * T + walk.t + i];
         all = first == 0 ? sum : all + sum;
     });
 }
@@ -182,8 +183,8 @@ struct Rope : Encoding {
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         if (has_clock(*v.config)) {                         // g = 1 goes to dS, which is scratch
-            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv, T, t0,
-                   v.stride, v.NH, v.C(), v.OC, CableStep::Relu, false);
+            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv,
+                   v.qkv_shape(v.stride), T, t0, CableStep::Relu, false);
             turn_by_clock<false>(qkv, nullptr, B, T, t0, v.stride, stream);
             return;
         }
@@ -201,7 +202,7 @@ struct Rope : Encoding {
             return;
         }
         turn_by_clock<true>(dqkv, qkv, B, T, 0, T, stream);
-        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 256, 0, stream), dqkv, dS, dS, qkv, T, v.NH, v.C(), v.OC,
+        launch(cable_backward_kernel, Grid((size_t)B * v.NH, 256, 0, stream), dqkv, dS, dS, qkv, v.qkv_shape(T),
                CableStep::Relu, false);                     // without g, dg is not read
     }
     // f(first, pairs, their frequencies) of each launch over the R/2 pairs
@@ -226,15 +227,15 @@ struct Rope : Encoding {
         const Grid grid = head_grid(B, T, Back ? (size_t)HEAD_TOKENS * v.NH * HEAD_LANES : 0, stream);
         each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
             with_pairs(R, [&](auto P) {
-                launch(rope_clock_kernel<P, Back>, grid, x, dS, qkv, S_offset, S_origin, v.kv_len, T, t0, stride, v.NH,
-                       v.HS, v.OC, first, pairs, some);
+                launch(rope_clock_kernel<P, Back>, grid, x, dS, qkv, S_offset, S_origin, v.kv_len, v.qkv_shape(stride),
+                       T, t0, first, pairs, some);
             });
         });
     }
     void turn(floatX* x, int B, int T, int t0, int stride, float sign, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         with_pairs(R, [&](auto P) {
-            launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, T, t0, stride, v.NH, v.HS, R, v.OC, sign);
+            launch(rope_kernel<P>, head_grid(B, T, 0, stream), x, table, v.qkv_shape(stride), T, t0, R, sign);
         });
     }
     float score_factor(int T) const {

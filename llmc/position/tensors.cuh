@@ -180,6 +180,12 @@ struct PositionNames {
     const char* wpe = "wpe.weight";
 };
 
+// Rows of qkv (B,stride,OC): q, k and v of NH heads of size HS, then the encoding's columns
+struct QkvShape {
+    int stride, NH, HS, OC;
+    __host__ __device__ int C() const { return NH * HS; }
+};
+
 // An encoding is bound to one layer of a running model.
 struct PositionView : PositionShape {
     const PositionConfig* run = nullptr;            // what holds for all encodings
@@ -200,6 +206,8 @@ struct PositionView : PositionShape {
     float* act_data = nullptr;                      // laid out by acts
 
     PositionView(const PositionShape& shape = {}) : PositionShape(shape) {}
+    // room: stride; or T, of a call's dqkv
+    QkvShape qkv_shape(int room) const { return {room, NH, HS, OC}; }
 };
 
 // A learned tensor of the current layer; float32 in every build

@@ -36,7 +36,7 @@ template <class Bias> struct Case {
           dtable{zeros((size_t)BNH * toeplitz_columns(T, causal)), zeros((size_t)BNH * toeplitz_columns(T, causal))},
           S_origin((size_t)BNH * ceil_div(T, CABLE_CHUNK)) {
         launch(cable_forward_kernel, Grid((size_t)BNH, 128, 0, stream), S_offset.p, S_origin.p, g.p,
-               (const floatX*)qkv.p, T, 0, T, NH, C, OC, false, true);
+               (const floatX*)qkv.p, QkvShape{T, NH, HS, OC}, T, 0, false, true);
     }
     static DeviceArray<float> zeros(size_t n) { return DeviceArray<float>(Floats(n, 0.0f)); }
     // side 0: portable, 1: tensor cores

@@ -409,15 +409,15 @@ static void check_cable(bool softplus_b, bool weighted) {
         return got;
     };
     const Grid grid(BNH, 128, 0, stream);
-    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T, 0, T, NH, C, OC, softplus_b, weighted);
+    const QkvShape shape = {T, NH, C / NH, OC};
+    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, shape, T, 0, softplus_b, weighted);
     const Doubles whole = computed();
     EXPECT_CLOSE(whole, S, EXACT);
     EXPECT_CLOSE(g.host(), G, EXACT);
     // a second call continues from token 96, with the same bits
-    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, T - 97, 97, T, NH, C, OC, softplus_b,
-           weighted);
+    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, shape, T - 97, 97, softplus_b, weighted);
     EXPECT(computed() == whole, "S continued is not S at once");
-    launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, T, NH, C, OC, softplus_b, weighted);
+    launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, shape, softplus_b, weighted);
     EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
 }
 KERNEL_TEST("streams: the exchange comes before the step's own work") {
