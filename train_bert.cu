@@ -514,7 +514,7 @@ int bert_main(int argc, char** argv) {
     BERTConfig config;
     settle_config(config, o, {run.source, !run.resumed.empty(), run.trains}, data.vocab());
     resolve_bert(run, config);
-    if (!o.pairs.empty() && run.trains) { data.pairs = open_pairs(o, config.special, run.tokenizer.get()); }
+    if (!o.pairs.empty() && run.trains) { data.pairs = open_pairs(o, config.special); }
     const int group = data.pairs ? data.pairs->group : 1;
     plan_steps(run, config, o.steps < 0 ? data.epoch(config.T) : 0, group);
     BERT model;

@@ -2,7 +2,7 @@
 """vocabulary.py -- GPT-2's vocabulary as files, for --tokenizer: to read prompts and to print text.
 
     data/vocabulary.py --out data/gpt2
-    ./train_gpt2 --load run/cable --tokenizer data/gpt2 --generate "Once upon a time"
+    scripts/text.py generate run/cable "Once upon a time" --tokenizer data/gpt2
 
 Source    vocab.json and merges.txt of openai-community/gpt2 on the hub; with --local, the files in DIR under these
           names or OpenAI's, encoder.json and vocab.bpe

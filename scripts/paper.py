@@ -361,7 +361,7 @@ def bias_commands(row, args, run, out):
     """The commands that write bias matrices as JSON and draw them: for the first, middle and last layer the mean over
     heads for 512 tokens of the validation split, and for four tokens a grid of all layers and heads."""
     L = shape(args.set.get("model", row.model))[0]
-    text = BIAS_TEXT if args.tokenizer or DATA[row.data].vocab == 256 else BIAS_IDS
+    text = BIAS_TEXT if DATA[row.data].vocab == 256 else BIAS_IDS
     T = args.set.get("bias_tokens", "512")
     wanted = [(str(layer), "mean", "") for layer in sorted({0, L // 2, L - 1})]
     commands = []

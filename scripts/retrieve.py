@@ -16,6 +16,7 @@ import os
 import re
 import shlex
 import subprocess
+import sys
 import tempfile
 
 import console
@@ -119,8 +120,11 @@ def evaluate(queries_path, corpus_path, qrels, qrels_path):
 def embed(args, what, T, place):
     """the file of --encode for --corpus or --queries; if the trainer fails, this script ends with its exit code"""
     out = os.path.join(place, what)
-    words = [*shlex.split(args.trainer), "--load", args.load, "--encode", getattr(args, what), "--eval_lengths", T]
-    if code := subprocess.call([*words, "--out", out]):
+    path, words, flags = getattr(args, what), [*shlex.split(args.trainer), "--load", args.load, "--encode"], []
+    if path.endswith(".txt"):                               # which text.py makes ids of, if the model wants them
+        words = [sys.executable, os.path.join(console.ROOT, "scripts", "text.py"), "encode", args.load]
+        flags = ["--trainer", args.trainer]
+    if code := subprocess.call([*words, path, "--eval_lengths", T, "--out", out, *flags]):
         raise SystemExit(abs(code))
     return os.path.join(out, "embeddings.safetensors")
 

@@ -16,7 +16,6 @@ spells, such as <|endoftext|>, is special; in documents it is plain text. None i
 and encode. An empty prompt is the end-of-text token.
 """
 import array
-import codecs
 import contextlib
 import glob
 import json
@@ -34,7 +33,7 @@ from console import BadInput, need
 
 sys.path.append(os.path.join(console.ROOT, "data"))
 from common import MAGIC, VERSION, WIDE_MAGIC, WIDE_VERSION, header  # noqa: E402
-from encoding import byte_characters, check_directory, one_file, tokenizer_of  # noqa: E402
+from encoding import check_directory, one_file, tokenizer_of  # noqa: E402
 
 COMMANDS = {"generate": "train_gpt2", "predict": "train_bert", "encode": "train_bert", "ids": ""}
 BYTES = (256, 260)                                      # vocabularies of models that are trained on bytes
@@ -55,7 +54,10 @@ class Words:
     def __init__(self, directory, plain=False):
         text, self.path = one_file(directory)
         self.tokenizer = tokenizer_of(text, self.path, plain)
-        self.table, self.size = json.loads(text), max(self.tokenizer.get_vocab().values(), default=0) + 1
+        self.size = max(self.tokenizer.get_vocab().values(), default=0) + 1
+        table = json.loads(text)
+        kind, *parts = ((table.get(key) or {}).get("type") for key in ("model", "decoder", "pre_tokenizer"))
+        self.shown = kind == "WordPiece" or kind == "BPE" and "ByteLevel" in parts      # as text, by the trainer
 
     def ids(self, text, name="the text"):
         try:
@@ -84,18 +86,9 @@ class Words:
                 + array.array(kind, ids).tobytes())
 
     def decoder(self):
-        """a function that gives the text which an id adds, and of None what was left"""
-        if (self.table.get("decoder") or {}).get("type") != "ByteLevel":
-            stream = need("tokenizers.decoders").DecodeStream(skip_special_tokens=False)
-            return lambda i: "" if i is None else stream.step(self.tokenizer, i) or ""
-        letters, text = byte_characters(), codecs.getincrementaldecoder("utf-8")("replace")
-        added = {token["id"]: token["content"] for token in self.table.get("added_tokens", [])}
-
-        def step(i):
-            token = "" if i is None else added.get(i) or self.tokenizer.id_to_token(i) or f"<{i}>"
-            plain = i in added or not letters.keys() >= set(token)
-            return text.decode(token.encode() if plain else bytes(map(letters.get, token)), i is None)
-        return step
+        """a function that gives the text which an id adds"""
+        stream = need("tokenizers.decoders").DecodeStream(skip_special_tokens=False)
+        return lambda i: stream.step(self.tokenizer, i) or ""
 
 
 def memory_file(data):
@@ -117,8 +110,7 @@ def decoded(source, expected, words):
         *ids, rest = waiting.split(b" ") if step else (waiting, b"")
         yield console.clean("".join(step(int(i)) for i in ids if i)).encode() if step else ids[0]
         waiting = rest
-    last = [int(i) for i in waiting.split()] + [None] if step else []
-    yield (console.clean("".join(map(step, last))) + "\n").encode() if step else waiting
+    yield (console.clean("".join(step(int(i)) for i in waiting.split())) + "\n").encode() if step else waiting
 
 
 def relay(command, fd, expected, words):
@@ -143,7 +135,8 @@ def generate(text, words, config, trainer, flags):
         become([*trainer, "--generate", os.fsdecode(prompt), *flags])
     ids = words.ids(text) or [words.end_of_text(config)]
     fd, path = memory_file(words.shard(ids))
-    return relay([*trainer, "--generate", path, *flags], fd, " ".join(map(str, ids)).encode(), words)
+    command = [*trainer, "--generate", path, *flags]
+    return become(command) if words.shown else relay(command, fd, " ".join(map(str, ids)).encode(), words)
 
 
 def predict(text, words, config, trainer, flags):
@@ -215,8 +208,7 @@ def main(argv):
     trainer = shlex.split(args.trainer or shlex.quote(os.path.join(console.ROOT, COMMANDS[command])))
     if not shutil.which(trainer[0]):
         raise BadInput(f"{trainer[0]}: no such program; make {COMMANDS[command]}, or give --trainer")
-    own = any(os.path.isfile(os.path.join(place, name)) for name in ("tokenizer.json", "vocab.txt"))
-    if args.tokenizer and command != "generate" and not own:        # the trainer reads fewer kinds of them
+    if args.tokenizer:
         flags = ["--tokenizer", args.tokenizer, *flags]
     work = {"generate": generate, "predict": predict, "encode": encode}[command]
     return work(data, words, config, [*trainer, "--load", run], flags)

@@ -38,8 +38,9 @@ from console import BadInput    # noqa: E402
 TRAINER = os.environ.get("TRAIN_GPT2") or os.path.join(os.path.dirname(os.path.dirname(HERE)), "train_gpt2")
 SAME = 1e-4             # of a loss in two programs in float32, which differ by 1e-6
 CODE, SOURCES = "cable_hf.py", ("cable_encodings.py", "cable_hf.py")
-COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json",
-          "tokenizer_config.json", "special_tokens_map.json", "generation_config.json")
+COPIED = ("encoder.json", "vocab.bpe", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.json", "tokenizer.model",
+          "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+          "generation_config.json")
 CLASSES = {"cable": {"AutoConfig": "cable_hf.CableConfig", "AutoModel": "cable_hf.CableModel",
                      "AutoModelForCausalLM": "cable_hf.CableForCausalLM"},
            "cable_bert": {"AutoConfig": "cable_hf.CableBertConfig", "AutoModel": "cable_hf.CableBertModel",

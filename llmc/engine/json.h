@@ -26,8 +26,10 @@ const uint64_t JSON_MAX_BYTES = 4000000;
 const size_t JSON_MAX_VALUES = 250000, JSON_MAX_VOCABULARY_VALUES = 2500000;
 
 // `text` as JSON, or an Error that begins with `what`, the name of the file. J = nlohmann::json for objects of any size
-// (vocabularies), where the order of keys does not matter.
-template <class J = Json> J parse_json(const std::string& text, const std::string& what) {
+// (vocabularies), where the order of keys does not matter. without: a key of the objects directly inside the whole one,
+// whose values are left out
+template <class J = Json>
+J parse_json(const std::string& text, const std::string& what, const std::string& without = "") {
     using Event = typename J::parse_event_t;
     const size_t most = std::is_same<J, Json>::value ? JSON_MAX_VALUES : JSON_MAX_VOCABULARY_VALUES;
     size_t values = 0;
@@ -46,6 +48,7 @@ template <class J = Json> J parse_json(const std::string& text, const std::strin
             check(keys.insert(key).second, "%s: the key \"%.80s\" appears twice", what.c_str(), key.c_str());
             check(!(std::is_same<J, Json>::value) || keys.size() <= JSON_MAX_ORDERED_KEYS,
                   "%s: an object with more than %zu keys", what.c_str(), JSON_MAX_ORDERED_KEYS);
+            return depth != 2 || without.empty() || key != without;
         }
         return true;
     };

@@ -162,21 +162,18 @@ inline bool uses_bert(const Options& o) {
     return !o.encode.empty() || !o.eval_lengths.empty() || o.is_given("predict");
 }
 
-// The ids of --predict: its text's with [CLS] and [SEP], or a shard's as they are
-inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& special, const Tokenizer* tokenizer) {
+// The ids of --predict: of bytes those of its text with [CLS] and [SEP], else its numbers, or a shard's, as they are
+inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& special) {
     std::vector<int> ids = prompt_in_shard(o.predict, "--predict", special.V);
-    if (ids.empty()) {
-        check(tokenizer != nullptr && tokenizer->cannot_encode.empty(),
-              "--predict: a text wants a vocabulary; give it with --tokenizer, or any tokenizer.json to python3 "
-              "scripts/text.py predict RUN \"TEXT\" --tokenizer DIR");
-        ids = text_ids(o.predict, special, *tokenizer);
-    }
-    check(std::count(ids.begin(), ids.end(), special.mask) > 0, "--predict: there is no [MASK] in the text");
+    if (ids.empty() && special.V == BYTE_VOCAB) { ids = text_ids(o.predict, special); }
+    if (ids.empty()) { ids = parse_ids(o.predict, special.V, "--predict", "predict"); }
+    check(std::count(ids.begin(), ids.end(), special.mask) > 0, "--predict: there is no [MASK] in the text; its id is "
+          "%d", special.mask);
     return ids;
 }
 
 // Lengths and a text that the encoding cannot reach are refused before the weights are read.
-template <class Config> void check_reach(const Options& o, const Config& c, const Tokenizer* tokenizer) {
+template <class Config> void check_reach(const Options& o, const Config& c) {
     const char* name = c.position.name.c_str();
     const int reach = position_max_length(c.position);
     int shortest = 0;                                   // --encode takes the first length, the rest all that fit
@@ -186,7 +183,7 @@ template <class Config> void check_reach(const Options& o, const Config& c, cons
     }
     check(shortest <= reach, "--eval_lengths: %s has no positions beyond %d, got %d", name, reach, shortest);
     if (!o.is_given("predict")) { return; }
-    const size_t n = predict_ids(o, c.special, tokenizer).size();
+    const size_t n = predict_ids(o, c.special).size();
     check(n <= (size_t)reach, "--predict: %s has no positions beyond %d, got a text of %zu tokens", name, reach, n);
 }
 
@@ -197,8 +194,8 @@ inline std::vector<std::string> file_paths(const Documents& documents) {
 }
 
 // The groups of --pairs, at least one query and one positive each
-inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special, const Tokenizer* words) {
-    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, 0, words);
+inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special);
     check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
           o.pairs.c_str());
     return pairs;
@@ -236,9 +233,9 @@ struct BERTData : TokenData {
               "--pairs %s has %zu", (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(),
               pairs ? pairs->groups() : 0);
         if (!o.encode.empty()) {
-            collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1, run.tokenizer.get());
+            collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1);
         }
-        check_reach(o, c, run.tokenizer.get());
+        check_reach(o, c);
         evaluated_parts(o.dump_bias, o.eval_lengths, o.out, c.L);       // refuses a layer that is not there
         say_repeated(train.get(), val.get());
         say_repeated(pairs.get());
@@ -278,7 +275,7 @@ inline std::string shown_token(const Tokenizer* tokenizer, int id) {
 template <class Model> void predict(Model& model, const Options& o, const Tokenizer* tokenizer) {
     const int V = model.config.V, Vp = model.config.Vp();
     const int mask = model.config.special.mask;
-    const std::vector<int> ids = predict_ids(o, model.config.special, tokenizer);
+    const std::vector<int> ids = predict_ids(o, model.config.special);
     const int T = (int)ids.size();
     auto acts = activations_describe(model, 1, T, Purpose::Evaluate, 0);
     activations_allocate(acts);
@@ -336,5 +333,5 @@ template <class Model> void use_bert(Model& model, const Run& run, const BERTDat
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve,
                          evaluated_parts(o.dump_bias, o.eval_lengths, o.out, model.config.L), *run.log);
     }
-    if (o.is_given("predict")) { predict(model, o, run.tokenizer.get()); }
+    if (o.is_given("predict")) { predict(model, o, with_text(run.tokenizer.get())); }
 }

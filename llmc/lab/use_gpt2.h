@@ -66,35 +66,17 @@ inline std::string prompt_text(const Options& o) {
     return read_file(rest, MAX_PROMPT);
 }
 
-// The ids of a prompt: its bytes, or the tokenizer's ids, or without one that can encode, numbers ("15496 995"). For an
-// empty prompt the end-of-text id, or a newline
-inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr) {
+// The ids of a prompt: its bytes, or for another vocabulary than bytes numbers ("15496 995"). For an empty prompt the
+// end-of-text id, or a newline
+inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr,
+                                   const char* flag = "--generate", const char* command = "generate") {
     std::vector<int> ids;
-    if (V != 256 && tokenizer != nullptr && tokenizer->cannot_encode.empty()) {
-        ids = tokenizer->encode(text);
-        if (ids.empty()) { ids.push_back(std::max(tokenizer->eot, 0)); }
-        return ids;
-    }
-    std::string why = "there is no --tokenizer";
-    if (tokenizer != nullptr) { why = tokenizer->path + ": " + tokenizer->cannot_encode; }
     if (V == 256) {
         for (const char c : text.empty() ? std::string("\n") : text) { ids.push_back((unsigned char)c); }
         return ids;
     }
-    size_t at = 0;
-    while ((at = text.find_first_not_of(" ,\t\r\n", at)) != std::string::npos) {
-        const size_t end = std::min(text.find_first_of(" ,\t\r\n", at), text.size());
-        const std::string word = text.substr(at, end - at);
-        char* rest = nullptr;
-        const long id = strtol(word.c_str(), &rest, 10);
-        check(*rest == '\0' && id >= 0 && id < V,
-              "--generate: '%s' is not a token id below %d; without text (%s) it takes ids, as in \"15496 995\"; for a "
-              "text: python3 scripts/text.py generate RUN \"TEXT\" --tokenizer DIR",
-              word.substr(0, 40).c_str(), V, why.c_str());
-        ids.push_back((int)id);
-        at = end;
-    }
-    if (ids.empty()) { ids.push_back(V == 50257 ? 50256 : 0); }
+    ids = parse_ids(text, V, flag, command);
+    if (ids.empty()) { ids.push_back(std::max(end_of_text(V, tokenizer), 0)); }
     return ids;
 }
 
@@ -190,7 +172,7 @@ inline bool dumps_data(const Options& o) {
     return first != std::string::npos && s.find(',', first + 1) >= s.size() - 1;        // the last comma, or none
 }
 
-// --dump_bias "0,1,To be" -> layer, head and the ids of the text
+// --dump_bias "0,1,To be" -> layer, head and the ids of the text, which is a prompt
 template <class Config>
 std::vector<int> parse_dump_bias(const Options& o, const Config& c, const Tokenizer* tokenizer, const TokenFiles* val,
                                  int& layer, int& head) {
@@ -201,7 +183,7 @@ std::vector<int> parse_dump_bias(const Options& o, const Config& c, const Tokeni
     check(good, "--dump_bias: expected LAYER,HEAD[,TEXT] with a layer below %d and a head below %d, got '%s'", c.L,
           c.NH, printable(s).c_str());
     check(!o.out.empty(), "--dump_bias: give the directory to write to with --out");
-    if (!dumps_data(o)) { return prompt_ids(s.substr(second + 1), c.V, tokenizer); }
+    if (!dumps_data(o)) { return prompt_ids(s.substr(second + 1), c.V, tokenizer, "--dump_bias", "ids"); }
     std::vector<int> ids((size_t)std::min<uint64_t>(val->tokens, (uint64_t)o.T));
     val->read(0, ids.size(), ids.data());
     return ids;
@@ -235,9 +217,9 @@ struct GPT2Data : TokenData {
 };
 
 template <class Model> void dump_bias(Model& model, const Run& run, const TokenFiles* val) {
-    const Tokenizer* tokenizer = run.tokenizer.get();
     int layer, head;
-    const std::vector<int> ids = parse_dump_bias(run.o, model.config, tokenizer, val, layer, head);
+    const std::vector<int> ids = parse_dump_bias(run.o, model.config, run.tokenizer.get(), val, layer, head);
+    const Tokenizer* tokenizer = with_text(run.tokenizer.get());
     std::vector<std::string> labels;
     for (int id : ids) {
         labels.push_back(tokenizer != nullptr ? tokenizer->shown(id, labels.empty()) : std::to_string(id));
@@ -251,11 +233,11 @@ template <class Model> void dump_bias(Model& model, const Run& run, const TokenF
 template <class Model> void generate_text(Model& model, const Run& run) {
     const Options& o = run.o;
     const Tokenizer* tokenizer = run.tokenizer.get();
-    const int stop = o.stop_at_eot ? end_of_text(model.config, tokenizer) : -1;
+    const int stop = o.stop_at_eot ? end_of_text(model.config.V, tokenizer) : -1;
     const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed, stop};
     const double start = wall_seconds();
     const std::vector<int> prompt = prompt_of(o, model.config.V, tokenizer);
-    const size_t n = generate(model, prompt, o.tokens, sampling, tokenizer, stdout).size();
+    const size_t n = generate(model, prompt, o.tokens, sampling, with_text(tokenizer), stdout).size();
     const char* end = stop_signal == 0 && (int64_t)n < o.tokens ? ", up to the end of the text" : "";
     fprintf(stderr, "%zu tokens%s, %.1f tokens/s\n", n, end, (double)n / (wall_seconds() - start));
 }
@@ -268,7 +250,7 @@ template <class Model> void print_sample(Model& model, const Run& run) {
     const std::vector<int> prompt = prompt_ids("", model.config.V, run.tokenizer.get());
     const Sampling sampling{o.temperature, o.top_k, o.top_p, seed};
     printf("generating:\n---\n");
-    generate(model, prompt, std::min(o.tokens, reach - 1), sampling, run.tokenizer.get(), stdout);
+    generate(model, prompt, std::min(o.tokens, reach - 1), sampling, with_text(run.tokenizer.get()), stdout);
     printf("---\n");
 }
 

@@ -705,86 +705,42 @@ TEST_CASE("bert_run: the pooling that was trained stays with the model", "[bert_
     check_refused(place, {place.use(place / "max").set("--predict", "a [MASK]"), {"max: pooling: expected mean|cls"}});
 }
 
-// The topics as text for WordPiece: a word of a document is a token, and one of a query another ("Qabcd"), so that
-// again only training tells which belong together. Writes vocab.txt, pairs.txt and the collection.
-void write_word_pieces(const Retrieval& place) {
-    std::set<std::string> lines;
-    const auto query_words = [&](const std::string& text) {
-        std::string out;
-        for (const char c : text) {
-            const bool begins = isalpha((unsigned char)c) && (out.empty() || out.back() == ' ' || out.back() == '\n');
-            if (begins) { out += 'Q'; }
-            out += (char)tolower((unsigned char)c);
-        }
-        return out;
-    };
-    const auto note = [&](const std::string& text) {
-        std::string word;
-        for (const char c : text + " ") {
-            if (isalpha((unsigned char)c)) { word += (char)tolower((unsigned char)c); continue; }
-            if (!word.empty()) { lines.insert(word); }
-            word.clear();
-        }
-        return text;
-    };
-    std::string pairs;
-    for (int k = 0; k < 12; k++) {
-        for (int t = 0; t < Topics::N; t++) {
-            pairs += note(query_words(Topics::text(t, (uint64_t)(2 * k), true))) + "\t" +
-                     note(Topics::text(t, (uint64_t)(2 * k + 1), false)) + "\r\n";
-        }
-    }
-    std::string vocab = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
-    for (const std::string& line : lines) { vocab += line + "\n"; }
-    write_file(place / "vocab.txt", vocab);
-    write_file(place / "pairs.txt", pairs);
-    write_file(place / "queries.txt", query_words(Topics::collection(true)));
-}
-
-TEST_CASE("bert_run: retrieval is learned from text with a WordPiece vocabulary", "[bert_run]") {
+TEST_CASE("bert_run: a model of WordPiece reads ids, prints its words and keeps its vocabulary", "[bert_run]") {
     if (!have_bert()) { return; }
     Retrieval place;
-    write_word_pieces(place);
-    const Flags flags = place.pairs.set("--tokenizer", place / "vocab.txt").set("--out", place / "fresh");
-    REQUIRE(place.run(flags.with("--steps 1 --lr 0 --checkpoint_every 1")).code == 0);
-    const Flags train = flags.set("--out", place.out()).with("--steps 100 --lr 1e-2 --final_lr 0.1");
-    const Outcome o = place.run(train.with("--checkpoint_every 100"));
-    REQUIRE(o.code == 0);
-    // the vocabulary comes from the checkpoint; a word is a token, so that 5 hold all of a document
-    const Flags five = Flags().with("--eval_lengths 5 --threads 2");
-    const double untrained = share_found(place, place / "fresh", five), trained = share_found(place, place.out(), five);
-    INFO("found " << trained << ", before training " << untrained);
-    CHECK(trained >= 0.97);
-    CHECK(untrained < 0.3);
-    // the text needs a vocabulary and must be UTF-8
-    const Flags use = place.use(place.out()).set("--out", place / "e");
-    write_file(place / "bad.txt", "good\nb\xff\n");
-    check_refused(place, {use.set("--encode", place / "bad.txt"), {"--encode", "bad.txt", "line 2 is not UTF-8"}});
-    check_refused(place, {train.set("--pairs", place / "bad.txt"), {"--pairs", "bad.txt", "line 2 is not UTF-8"}});
-}
-
-TEST_CASE("bert_run: a cased vocabulary stays cased, in a checkpoint too", "[bert_run]") {
-    if (!have_bert()) { return; }
-    Retrieval place;
-    write_word_pieces(place);
-    const std::string given = place / "cased";
+    const std::string given = place / "given";
     io_mkdirs(given);
-    write_file(given + "/vocab.txt", "Rome\nrome\n" + read_file(place / "vocab.txt"));
-    std::string pairs = read_file(place / "pairs.txt");
-    std::transform(pairs.begin(), pairs.end(), pairs.begin(), tolower);
-    write_file(place / "pairs.txt", pairs);
-    const Flags train = place.pairs.with("--steps 2 --lr 1e-2 --checkpoint_every 2").set("--tokenizer", given);
-    for (const char* lower : {"false", "true"}) {
-        write_file(given + "/tokenizer_config.json", std::string("{\"do_lower_case\": ") + lower + "}");
-        const std::string out = place / lower;
-        REQUIRE(place.run(train.set("--out", out)).code == 0);
-        const Tokenizer t = Tokenizer::load(step_dir(out, 2));
-        CHECK(t.encode("Rome rome") == std::vector<int>{lower == std::string("true"), 1});
-        const Outcome o = place.run(Flags().set("--load", out).with("--threads 1").set("--predict", "Rome [MASK]"));
-        CHECK(o.code == 0);
+    std::string vocab = "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\n";
+    std::vector<uint16_t> ids;                              // 40 groups of two words
+    for (int k = 0; k < 80; k++) {
+        vocab += strprintf("word%d\n", k);
+        ids.insert(ids.end(), {2, (uint16_t)(5 + k), 3});
     }
-    write_file(given + "/tokenizer_config.json", "{}");     // another tokenizer than the run's
-    const Flags resume = train.set("--out", place / "false").with("--resume 1 --steps 4 --allow_change steps");
+    write_file(given + "/vocab.txt", vocab);
+    const std::string settings = "{\n  \"do_lower_case\": false\n}\n";
+    write_file(given + "/tokenizer_config.json", settings);
+    write_file(place / "pairs.bin", header_bytes({SHARD_MAGIC, SHARD_VERSION, 240, 85, 3, 2, 80}) + bytes_of(ids));
+    const Flags train = place.pairs.with("--steps 2 --lr 1e-2 --checkpoint_every 2").set("--pairs", place / "pairs.bin")
+                            .set("--tokenizer", given).set("--out", place.out());
+    REQUIRE(place.run(train).code == 0);
+    const std::string step = step_dir(place.out(), 2);
+    CHECK(read_file(step + "/vocab.txt") == vocab);
+    CHECK(read_file(step + "/tokenizer_config.json") == settings);
+    const Flags use = place.use(place.out()), predict = use.set("--predict", "2 5 4 3");
+    const Outcome o = place.run(predict);
+    CHECK(o.code == 0);
+    CHECK(o.out.compare(0, 8, "2 5 4 3\n") == 0);
+    CHECK(contains(o.out, " word"));
+    // text is refused, with the command that takes it
+    check_refused(place, {use.set("--predict", "word1 [MASK]"),
+                          {"'word1' is not a token id below 85", "scripts/text.py predict RUN"}});
+    check_refused(place, {use.set("--predict", "2 5 3"), {"there is no [MASK] in the text; its id is 4"}});
+    check_refused(place, {use.set("--encode", place / "corpus.txt").set("--out", place / "e"),
+                          {"a vocabulary of 85", "scripts/text.py encode RUN"}});
+    check_refused(place, {train.set("--pairs", place / "pairs.txt"), {"a vocabulary of 85", "data/text.py"}});
+    // another tokenizer than the run's
+    const Flags resume = train.with("--resume 1 --steps 4 --allow_change steps");
+    write_file(given + "/vocab.txt", "[PAD]\n[UNK]\n[CLS]\n[SEP]\n[MASK]\nother\n" + vocab.substr(vocab.find("word1")));
     check_refused(place, {resume, {"its tokens are not those of", "leave it out"}});
     CHECK(place.run(resume.without("--tokenizer")).code == 0);
 }

@@ -1100,14 +1100,12 @@ class Pairs(Case):
         self.assertEqual(read(own), b"my own")
 
     @needs("pytrec_eval", "xxhash")
-    @needs_real("vocab.txt")
     @unittest.skipUnless(HAS_BERT, "train_bert is not built")
     def test_the_trainer_reads_them(self):
         self.pairs("sentence", self.corpus(), val=40, more=("--documents", "blank"))
         pairs, queries, corpus, qrels = (self.path("o", name) for name in self.FILES)
-        code, said = ended(BERT_TRAINER, "--tokenizer", real("vocab.txt"), "--model", "1,1,16", "--T", "32", "--B", "8",
-                           "--total_batch", "256", "--steps", "2", "--pairs", pairs, "--checkpoint_every", "2", "--out",
-                           self.path("run"))
+        code, said = ended(BERT_TRAINER, "--model", "1,1,16", "--T", "32", "--B", "8", "--total_batch", "256",
+                           "--steps", "2", "--pairs", pairs, "--checkpoint_every", "2", "--out", self.path("run"))
         self.assertEqual(code, 0, said)
         code, said = ended(sys.executable, os.path.join(ROOT, "scripts", "retrieve.py"), "--load", self.path("run"),
                            "--queries", queries, "--corpus", corpus, "--qrels", qrels, "--eval_lengths", "32",
@@ -1227,15 +1225,13 @@ class TokenizerJson(Case):
                            "1", "--val_every", "0", "--sample_every", "0", "--out", self.path("run"),
                            "--checkpoint_every", "1", *flags)
         self.assertEqual(code, 0, said)
-        prompt = self.TEXT.replace("<|endoftext|>", "|")        # where the trainer would find the token
-        code, said = ended(TRAINER, "--load", self.path("run"), "--dump_bias", "0,0," + prompt, "--out",
-                           self.path("bias"), *flags)
-        self.assertEqual(code, 0, said)
-        shown = json.loads(self.read("bias/bias_0_0.json"))["tokens"]
         made = encoding.make_encoding("bpe", self.path("t"))
         ours = made.encode([self.TEXT])[0]
         self.assertEqual(list(ids[1:1 + len(ours) - 1]), list(ours[:-1]))
-        ours = made.encode([prompt])[0]
+        code, said = ended(TRAINER, "--load", self.path("run"), "--dump_bias", "0,0," + " ".join(map(str, ours)),
+                           "--out", self.path("bias"), *flags)
+        self.assertEqual(code, 0, said)
+        shown = json.loads(self.read("bias/bias_0_0.json"))["tokens"]
         self.assertEqual([s for s in shown if "\ufffd" not in s],
                          [s for s in map(made.decode, [[i] for i in ours]) if "\ufffd" not in s])
         self.assertEqual(len(shown), len(ours))
@@ -1351,6 +1347,7 @@ class WordPieceJson(Case):
             self.assertRegex(self.make("cased", "bad", "--pairs", "lines", self.write("d.txt", text), code=2), said)
         self.assertIn("give --encoding bert", self.script("text", "--pairs", "lines", pairs, code=2))
 
+    @needs("pytrec_eval", "xxhash")
     @unittest.skipUnless(HAS_BERT, "train_bert is not built")
     def test_the_trainer_reads_them(self):
         self.make("cased", "o", "--pairs", "sentence", "--documents", "blank", "--val_pairs", "9", self.corpus())
@@ -1362,6 +1359,12 @@ class WordPieceJson(Case):
                            "--out", self.path("e"), "--threads", "1")
         self.assertEqual(code, 0, said)
         self.assertEqual(self.read("e/embeddings.ids").split(), [str(i) for i in range(9)])
+        code, said = ended(sys.executable, os.path.join(ROOT, "scripts", "retrieve.py"), "--load", self.path("run"),
+                           "--queries", self.path("o/text/text_val_queries.txt"), "--corpus",
+                           self.path("o/text_val_corpus.bin"), "--qrels", self.path("o/text_val_qrels.tsv"),
+                           "--trainer", BERT_TRAINER + " --threads 1")
+        self.assertEqual(code, 0, said)
+        self.assertIn("| 512 | 9 | 9 | ", said)
 
     def test_what_is_refused(self):
         table = json.loads(self.read("cased/tokenizer.json"))
@@ -1662,19 +1665,19 @@ class Scripts(Case):
     def test_sampling_after_training_on_shards_as_the_readme_has_it(self):
         readme = read(os.path.join(ROOT, "README.md")).decode()
         vocabulary = re.search(r"`data/(vocabulary).py --out (\S+)`", readme)
-        sample = re.search(r"`(--tokenizer \S+ --generate \"[^\"]+\")`", readme)
+        sample = re.search(r"`(scripts/text.py) (generate \S+ \"[^\"]+\" --tokenizer \S+)`", readme)
         self.script("tinyshakespeare", "--local", REAL, "--out", self.path("data"))
         self.script(vocabulary[1], "--local", REAL, "--out", self.path(vocabulary[2]))
 
-        def trained(*flags):
-            r = subprocess.run([TRAINER, *flags], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        def said(*command):
+            r = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                cwd=self.folder, env={**os.environ, "OMP_NUM_THREADS": "1"}, errors="replace")
             self.assertEqual(r.returncode, 0, r.stderr)
             return r.stdout
-        trained("--train_files", "data/tiny_shakespeare_train.bin", "--val_every", "0", "--sample_every", "0",
-                "--model", "1,1,16", "--T", "16", "--B", "1", "--steps", "1", "--checkpoint_every", "1",
-                "--out", "run/cable")
-        text = trained("--load", "run/cable", *shlex.split(sample[1]), "--tokens", "3")
+        said(TRAINER, "--train_files", "data/tiny_shakespeare_train.bin", "--val_every", "0", "--sample_every", "0",
+             "--model", "1,1,16", "--T", "16", "--B", "1", "--steps", "1", "--checkpoint_every", "1",
+             "--out", "run/cable")
+        text = said(sys.executable, os.path.join(ROOT, sample[1]), *shlex.split(sample[2]), "--tokens", "3")
         self.assertTrue(text.startswith("Once upon a time"), text)
 
 

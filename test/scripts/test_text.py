@@ -1,5 +1,5 @@
 """test_text.py -- scripts/text.py: the ids equal the tokenizers library's, and what is printed is what the trainer
-prints of the same text.
+prints of these ids.
 
 It needs tokenizers (data/requirements.txt) and, for all but the ids, the trainers. The golden texts need CABLE_DATA.
 """
@@ -180,13 +180,20 @@ class Generate(Case):
         return subprocess.run([TRAINER, "--load", self.of("run", name), "--generate", prompt, *flags],
                               check=True, env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
 
-    def test_as_the_trainer_reads_the_text(self):
+    def asked(self, name, text):
+        """what the trainer reads of this text"""
+        if name == "bytes":
+            return "@" * text.startswith("@") + text
+        return " ".join(map(str, self.made[name].encode(text, add_special_tokens=False).ids))
+
+    def test_as_the_trainer_prints_it(self):
         for name in "gpt2", "bytes":
             for text in (*TEXTS, ""):
-                asked = "@" * text.startswith("@") + text
+                asked = self.asked(name, text)
                 for run in self.of("run", name), self.of("run", name, "step_00000060"):
                     self.assertEqual(self.text("generate", run, text, *self.FLAGS), self.trainer(name, asked), text)
                     self.assertRegex(self.said, "[0-9]+ tokens(, up to the end of the text)?, [0-9.]+ tokens/s\n$")
+        self.assertTrue(self.text("generate", self.of("run/gpt2"), CORPUS, *self.FLAGS).startswith(CORPUS.encode()))
         self.assertTrue(self.text("generate", self.of("run/bytes"), "-", *self.FLAGS, stdin=b"a\xff\0b")
                         .startswith("a\ufffd\\x00b".encode()))
 
@@ -194,11 +201,13 @@ class Generate(Case):
         text, flags = CORPUS.encode() * (200_000 // len(CORPUS.encode()) + 1), ("--tokens", "2", "--threads", "2")
         said = self.text("generate", self.of("run/gpt2"), "-", *flags, stdin=text)
         self.assertTrue(said.startswith(text[:99]))
-        self.assertEqual(said, self.trainer("gpt2", "@" + self.write("prompt.txt", text), *flags))
+        ids = self.asked("gpt2", text.decode())
+        self.assertEqual(said, self.trainer("gpt2", "@" + self.write("prompt.txt", ids), *flags))
         shows = self.shell("trainer", 'cat "${4#@}"')               # --load RUN --generate @FILE
         self.assertEqual(self.text("generate", self.of("run/bytes"), "-", "--trainer", shows, stdin=text), text)
 
-    def test_what_the_trainer_prints_as_ids_becomes_text(self):
+    def test_of_another_split_and_of_another_kind(self):
+        """the trainer prints the text of a byte-level vocabulary, and ids of Unigram, which become text here"""
         for name in "llama", "unigram":
             tokenizer = self.made[name]
             for text in (CORPUS, "1984", "<unk>", ""):
@@ -209,8 +218,8 @@ class Generate(Case):
                 self.assertEqual(shown.decode(), console.clean(plain) + "\n", (name, text))
 
     def test_the_reader_may_go(self):
-        command = [sys.executable, os.path.join(SCRIPTS, "text.py"), "generate", self.of("run/llama"), "a",
-                   "--tokenizer", self.of("llama"), "--tokens", "100000", "--threads", "1"]
+        command = [sys.executable, os.path.join(SCRIPTS, "text.py"), "generate", self.of("run/unigram"), "a",
+                   "--tokenizer", self.of("unigram"), "--tokens", "100000", "--threads", "1"]
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=ENVIRONMENT) as p:
             p.stdout.read(20)
             p.stdout.close()
@@ -246,27 +255,43 @@ class Bert(Case):
         return subprocess.run([BERT_TRAINER, "--load", self.of("run", name), *flags, "--threads", "1"], check=True,
                               env=ENVIRONMENT, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL).stdout
 
+    def marked(self, name, text):
+        """the ids of the library, [CLS], [SEP] and [MASK] included"""
+        return " ".join(map(str, self.made[name].encode(text).ids))
+
     def test_predict(self):
         for name in "cased", "uncased", "bytes":
             for text in ("The [MASK] of the Cable's caf\u00e9.", "[MASK][MASK]x", "@a [MASK]"):
+                asked = text if name == "bytes" else self.marked(name, text)
                 self.assertEqual(self.text("predict", self.of("run", name), text, "--threads", "1"),
-                                 self.trainer(name, "--predict", text), text)
-        # the trainer reads no such normalizer, and need not: it gets the ids
+                                 self.trainer(name, "--predict", asked).replace(asked.encode(), text.encode(), 1), text)
+        # another normalizer of the same tokens
         from tokenizers import Tokenizer, normalizers
         other, text = Tokenizer.from_file(self.of("cased", "tokenizer.json")), "The [MASK] of the Cable."
         other.normalizer = normalizers.Sequence([other.normalizer])
         os.mkdir(self.path("other"))
         other.save(self.path("other/tokenizer.json"))
         self.assertEqual(self.text("predict", self.of("run", "cased"), text, "--tokenizer", self.path("other"),
-                                   "--threads", "1"), self.trainer("cased", "--predict", text))
+                                   "--threads", "1"), self.text("predict", self.of("run/cased"), text))
+
+    def shard(self, path, name, lines):
+        """a collection of these documents, as train_bert reads it"""
+        ids = [i for line in lines for i in self.made[name].encode(line).ids]
+        size = self.made[name].get_vocab_size()
+        head = struct.pack("<256i", 20240520, 1, len(ids), size, 3, 1, len(lines), *[0] * 249)
+        return self.write(path, head + struct.pack(f"<{len(ids)}H", *ids))
 
     def test_encode(self):
+        lines = ["The Cable\r", "caf\u00e9 and more", "here"]
         for name in "cased", "uncased", "bytes":
-            path = self.write("d.txt", "The Cable\r\ncaf\u00e9 and more\nhere")
-            for names in "", "a\nb\nc\n":
-                if names:
-                    self.write("d.ids", names)
-                self.trainer(name, "--encode", path, "--out", self.path("theirs"))
+            path = self.write("d.txt", "\n".join(lines))
+            theirs = path if name == "bytes" else self.shard("s.bin", name, lines)
+            for names in "0\n1\n2\n", "a\nb\nc\n":
+                for file in "d.ids", "s.ids":
+                    self.write(file, names)
+                self.trainer(name, "--encode", theirs, "--out", self.path("theirs"))
+                if names[0] == "0":
+                    os.remove(self.path("d.ids"))
                 self.text("encode", self.of("run", name), path, "--out", self.path("ours"), "--threads", "1")
                 for file in ("embeddings.safetensors", "embeddings.ids"):
                     self.assertEqual(read_bytes(self.path("ours", file)), read_bytes(self.path("theirs", file)), name)

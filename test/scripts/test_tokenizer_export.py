@@ -1,8 +1,8 @@
-"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint as the trainer does, and the trainer
-reads what transformers splits into several files.
+"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint, and the trainer reads what transformers
+splits into several files.
 
-The trainers write checkpoints with every kind of tokenizer. AutoTokenizer gives the golden ids, which the tests in C++
-prove to be the trainer's, or the tokens that --dump_bias shows.
+The trainers write checkpoints with every kind of tokenizer. AutoTokenizer gives the golden ids, and ids whose tokens
+--dump_bias shows.
 """
 import glob
 import importlib.util
@@ -50,7 +50,7 @@ def shard(path, vocab, end, ids):
 def golden(name):
     with open(os.path.join(DATA, name), encoding="utf-8") as f:
         rows = [json.loads(line) for line in f]
-    # transformers finds special tokens in a text, where the trainer sees plain text
+    # transformers finds special tokens in a text, where the golden ids are of plain text
     return [(row["text"], row["ids"]) for row in rows if not any(s in row["text"] for s in SPECIAL)]
 
 
@@ -84,10 +84,10 @@ class Exported(Folder):
             sys.stdin.close()
             sys.stdin = stdin
 
-    def shown(self, step, text):
-        """the tokens that the trainer makes of the text"""
+    def shown(self, step, ids):
+        """the text of each id in the trainer"""
         command = [program("train_gpt2"), "--load", step, "--threads", "1", "--out", self.path("bias"), "--dump_bias",
-                   "0,0," + text]
+                   "0,0," + " ".join(map(str, ids))]
         done = subprocess.run(command, capture_output=True, text=True)
         self.assertEqual(done.returncode, 0, done.stderr)
         return json.loads(self.read("bias/bias_0_0.json"))["tokens"]
@@ -146,7 +146,7 @@ class TestGPT2(Exported):
                 self.assertEqual(tokenizer.eos_token_id, 260 if end else None)
                 for text in ("the then other", "  weather, thethe\n"):
                     ids = tokenizer(text)["input_ids"]
-                    self.assertEqual([tokenizer.decode([i]) for i in ids], self.shown(step, text))
+                    self.assertEqual([tokenizer.decode([i]) for i in ids], self.shown(step, ids))
                     self.assertLess(max(ids), size)
 
     @needs("train_gpt2")

@@ -238,8 +238,12 @@ TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[docume
     write_file(dir / "b.ids", "drei\n");
     write_file(dir / "a.ids", "eins\nzwei\n");
     CHECK(Documents(dir / "?.txt", "--encode", BYTES).name(2) == "drei");
-    CHECK(refused(dir / "a.txt", "text needs the vocabulary of the model's 30522 tokens: give its vocab.txt with "
-                                 "--tokenizer") == 2);
+    const std::string a = dir / "a.txt";
+    const std::string bytes = a + ": text is read as bytes, and the model has a vocabulary of 30522; ";
+    CHECK(throws_with([&] { Documents(a, "--encode", special_tokens(30522)); },
+                      bytes + "python3 scripts/text.py encode RUN " + a + " --tokenizer DIR --out OUT") == 2);
+    CHECK(throws_with([&] { Documents(a, "--pairs", special_tokens(30522)); },
+                      bytes + "make shards of it: python3 data/text.py --encoding bert --pairs lines " + a) == 2);
     const struct { const char* bytes; const char* text; } faults[] = {
         {"a\n\nb\n", "x.txt: line 2 has an empty document"}, {"a\tb\n\tc\n", "line 2 has an empty document"},
         {"\n", "line 1 has an empty"},
@@ -251,73 +255,6 @@ TEST_CASE("documents: lines of text are bytes between [CLS] and [SEP]", "[docume
         write_file(dir / "x.txt", f.bytes);
         CHECK(refused(dir / "x.txt", f.text, BYTES) == 2);
     }
-}
-
-namespace {
-
-// A small WordPiece vocabulary: special tokens, a few words, letters that begin a word and that continue one
-struct Words {
-    std::vector<std::string> lines = {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "cat", "##s", "sat", ","};
-    Tokenizer tokenizer;
-    SpecialTokens special;
-
-    explicit Words(const TempDir& dir) {
-        std::string text;
-        for (const std::string& line : lines) { text += line + "\n"; }
-        write_file(dir / "vocab.txt", text);
-        tokenizer = Tokenizer::load(dir / "vocab.txt");
-        special = special_tokens(tokenizer);
-    }
-    int refused(const std::string& path, const std::string& message, int group = 0) const {
-        return throws_with([&] { Documents(path, "--pairs", special, group, &tokenizer); }, message);
-    }
-};
-
-} // namespace
-
-TEST_CASE("documents: lines of text in a WordPiece vocabulary", "[documents]") {
-    TempDir dir;
-    const Words w(dir);
-    // capitals and accents are folded, an unknown word is [UNK], a CR at the end and a byte order mark are nothing
-    write_file(dir / "p.txt", "\xef\xbb\xbfThe c\xc3\xa1ts\tsat, the\tdog\r\n cat \tthe the  the\t[CLS]");
-    const Documents d(dir / "p.txt", "--pairs", w.special, 3, &w.tokenizer);
-    REQUIRE((d.size() == 6 && d.groups() == 2 && d.group == 3));
-    const std::vector<std::vector<int>> wanted = {{2, 5, 6, 7, 3}, {2, 8, 9, 5, 3}, {2, 1, 3},
-                                                  {2, 6, 3}, {2, 5, 5, 5, 3}, {2, 1, 1, 1, 3}};
-    for (size_t i = 0; i < 6; i++) {
-        CHECK(d.length(i) == wanted[i].size());
-        CHECK(read(d, i, 64) == wanted[i]);
-    }
-    CHECK(read(d, 4, 4) == std::vector<int>({2, 5, 5, 3}));
-    CHECK(read(d, 4, 2) == std::vector<int>({2, 3}));
-    // a collection of several files, and shards of the same ids beside them
-    write_file(dir / "c1.txt", "cat\r\nthe cats\r\n");
-    write_file(dir / "c2.txt", "sat");
-    write_file(dir / "c2.ids", "last\n");
-    write_file(dir / "c3.bin", shard_of({2, 5, 3, 2, 8, 8, 3}, 1, 2, 10, 3));
-    write_file(dir / "c3.ids", "x\ny\n");
-    const Documents c(dir / "c?.[bt]*", "--encode", w.special, 1, &w.tokenizer);
-    REQUIRE(c.size() == 5);
-    CHECK(read(c, 1, 9) == std::vector<int>({2, 5, 6, 7, 3}));
-    CHECK(read(c, 2, 9) == std::vector<int>({2, 8, 3}));
-    CHECK(read(c, 4, 9) == std::vector<int>({2, 8, 8, 3}));
-    CHECK((c.name(1) == "1" && c.name(2) == "last" && c.name(4) == "y"));
-    const struct { const char *bytes, *text; } faults[] = {
-        {"cat\n\nsat\n", "x.txt: line 2 has an empty document"},
-        {"cat\r\n\r\n", "x.txt: line 2 has an empty document"},
-        {"cat\tsat\n  \tsat\n", "x.txt: line 2 has an empty document"},
-        {"cat\tsat\ncat\tsat\tthe\n", "x.txt: line 2: expected 2 documents separated by tabs, as in line 1, got 3"},
-        {"cat\tsat\ncat\n", "x.txt: line 2: expected 2 documents separated by tabs, as in line 1, got 1"},
-        {"cat\tsat\ncat\tsat \xff the\n", "x.txt: line 2 is not UTF-8 at byte 4 of its document 2"},
-        {"cat\n\xe2\x82", "x.txt: line 2 is not UTF-8 at byte 0 of its document 1"}, {"", "is empty"}};
-    for (const auto& f : faults) {
-        INFO(f.text);
-        write_file(dir / "x.txt", f.bytes);
-        CHECK(w.refused(dir / "x.txt", f.text) == 2);
-    }
-    write_file(dir / "x.txt", "cat\n" + std::string((16u << 20) + 1, 'a'));
-    CHECK(w.refused(dir / "x.txt", "x.txt: line 2: expected a document of at most 16 MB, got a longer one") == 2);
-    CHECK(w.refused(dir / "p.txt", "expected a collection, got groups of 3 documents", 1) == 2);
 }
 
 TEST_CASE("documents: a batch of groups is a pure function of seed and index", "[documents][P10]") {

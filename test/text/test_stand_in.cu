@@ -38,7 +38,7 @@ TEST_CASE("stand-in: every reader says what the file is", "[data][import][tokeni
     }
     refused(nano / "ckpt.pt", [&](const std::string&) { open_weights(nano.path, true); });
     refused(dir / "config.json", [](const std::string& p) { read_json(p); });
-    for (const char* name : {"vocab.txt", "vocab.json", "tokenizer.json", "gpt2_tokenizer.bin"}) {
+    for (const char* name : {"vocab.txt", "vocab.json", "tokenizer.json"}) {
         TempDir of;                                 // what lies beside a vocabulary is read, too
         refused(of / name, [](const std::string& p) { Tokenizer::load(p); });
     }

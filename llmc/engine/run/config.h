@@ -266,11 +266,13 @@ inline void settle_config(ModelConfig& c, Options& o, ModelSource from, int data
 // ----------------------------------------------------------------------------------------------------------
 // the tokenizer of a run: found at the start, kept in memory, written into every checkpoint as transformers reads it:
 //
-//   vocab.json, merges.txt | vocab.txt | tokenizer.json    the vocabulary, as it was given, or of bytes
-//   tokenizer_config.json                                  the class that reads it, its special tokens
-//   generation_config.json                                 for a GPT-2: the token at which generate() stops
+//   the vocabulary's files         as they were given, but under transformers' names; tokenizer.json of bytes
+//   tokenizer_config.json          as given, but for the side and the length that the model wants, or written here
+//   generation_config.json         for a GPT-2: the token at which generate() stops
 
-inline bool is_bytes(const Tokenizer& t) { return !t.word_piece && t.tokens == Tokenizer::bytes().tokens; }
+inline bool is_bytes(const Tokenizer& t) {
+    return t.kind == Tokenizer::Kind::Bytes && t.tokens == Tokenizer::bytes().tokens;
+}
 
 // An error unless every id of the tokenizer is one of the model's V; fewer give a notice. what: names the tokenizer
 inline void check_fits(const Tokenizer& t, const std::string& what, int V) {
@@ -316,45 +318,37 @@ inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const 
     std::unique_ptr<Tokenizer> stored = stored_tokenizer(source, V);
     for (const Tokenizer* other : {t.get(), stored.get()}) {
         const std::vector<std::string> bytes = Tokenizer::bytes().tokens;
-        const bool fits = V != 256 || other == nullptr || (other->vocab_size() >= V && !other->word_piece &&
-                          std::equal(bytes.begin(), bytes.end(), other->tokens.begin()));
+        const bool fits = V != 256 || other == nullptr ||
+                          (other->kind == Tokenizer::Kind::Bytes && other->vocab_size() >= V &&
+                           std::equal(bytes.begin(), bytes.end(), other->tokens.begin()));
         check(fits, "%s%s: expected the 256 bytes in their order, as the tokens of this model are bytes; leave it out",
               other == t.get() ? "--tokenizer " : "", other->path.c_str());
     }
     if (V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
     if (stored == nullptr) { return t; }
-    check(t == nullptr || t->same(*stored), "--tokenizer %s: its tokens are not those of %s, with which the run began; "
-          "leave it out", t->path.c_str(), stored->path.c_str());
-    const bool better = t != nullptr && t->cannot_encode.empty() && !stored->cannot_encode.empty();
-    return better ? std::move(t) : std::move(stored);
+    check(t == nullptr || t->tokens == stored->tokens, "--tokenizer %s: its tokens are not those of %s, with which the "
+          "run began; leave it out", t->path.c_str(), stored->path.c_str());
+    return stored;
 }
 
-// tokenizer_config.json. longest: the most tokens that the model can read, 0: any number
-inline Json tokenizer_config(const Tokenizer& t, bool bert, int64_t longest) {
-    bert = bert || t.word_piece;
-    const bool one_file = is_bytes(t) || t.files[0].first == "tokenizer.json";
-    const int special = is_bytes(t) ? 0 : t.eot;
-    const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
-    Json j = {{"tokenizer_class", "GPT2Tokenizer"}, {"clean_up_tokenization_spaces", false}};
-    if (one_file) { j["tokenizer_class"] = "PreTrainedTokenizerFast"; }
-    if (longest > 0) { j["model_max_length"] = longest; }
+// tokenizer_config.json for a vocabulary that has none
+inline Json tokenizer_config(const Tokenizer& t, bool bert) {
+    const char* type = t.file("vocab.txt") ? "BertTokenizer" : "GPT2Tokenizer";
+    const bool whole = is_bytes(t) || t.file("tokenizer.json") != nullptr;
+    Json j = {{"tokenizer_class", whole ? "PreTrainedTokenizerFast" : type}, {"clean_up_tokenization_spaces", false}};
     if (!bert) {
+        const int special = is_bytes(t) ? 0 : t.eot;
+        const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
         for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
         j["model_input_names"] = {"input_ids", "attention_mask"};
-        j["padding_side"] = "left";                 // generate() continues a batch of texts at their common end
-        if (!one_file) { j["add_prefix_space"] = t.settings.prefix_space; }
-    } else if (!one_file) {
-        j["tokenizer_class"] = "BertTokenizer";
-        j["do_lower_case"] = t.settings.bert.folds;
-        if (!t.settings.bert.splits_chinese) { j["tokenize_chinese_chars"] = false; }
+        return j;
     }
-    for (const auto& [id, token] : t.settings.added) {
-        j["added_tokens_decoder"][std::to_string(id)] = token.json();
-    }
-    const Json names = bert ? TextSettings::named("BertTokenizer") : Json::object();
-    for (const auto& n : names.items()) {
-        const bool has = t.word_piece ? is_in(t.tokens, n.value().get<std::string>()) : n.value() != "[UNK]";
-        if (has) { j[n.key()] = n.value(); }                        // bytes need no [UNK]
+    const std::pair<const char*, const char*> names[] = {
+        {"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
+        {"mask_token", "[MASK]"}};
+    for (const auto& [key, token] : names) {
+        const bool has = is_bytes(t) ? strcmp(token, "[UNK]") != 0 : t.id_of(token) >= 0;       // bytes need no [UNK]
+        if (has) { j[key] = token; }
     }
     return j;
 }
@@ -369,11 +363,16 @@ inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const T
         const Tokenizer& t = *tokenizer;
         files = t.files;
         if (is_bytes(t)) { files = {{"tokenizer.json", json_text(byte_tokenizer_json(bert), 1) + "\n"}}; }
-        const char* reach = bert ? BERT_KEYS.T : GPT2_KEYS.T;
-        const int64_t longest = learned ? json_int(config, reach, 1, INT32_MAX, "config") : 0;
-        if (t.cannot_encode.empty()) {
-            files.push_back({"tokenizer_config.json", json_text(tokenizer_config(t, bert, longest), 2) + "\n"});
-        }
+        const std::string name = "tokenizer_config.json";
+        const std::string* given = t.file(name);
+        const bool words = bert || t.kind == Tokenizer::Kind::WordPiece;
+        Json j = given != nullptr ? parse_json(*given, name) : tokenizer_config(t, words);
+        j.erase("model_max_length");
+        if (learned) { j["model_max_length"] = config.at(bert ? BERT_KEYS.T : GPT2_KEYS.T); }
+        if (!words) { j["padding_side"] = "left"; }     // generate() continues a batch of texts at their common end
+        const std::pair<std::string, std::string> file = {name, json_text(j, 2) + "\n"};
+        const auto at = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
+        if (at != files.end()) { *at = file; } else { files.push_back(file); }
     }
     const Json end = config.contains("eos_token_id") ? config["eos_token_id"] : Json();
     if (!bert && !end.is_null()) {

@@ -305,16 +305,16 @@ inline void set_position_json(Json& config, const PositionConfig& position, int 
 
 // The token that ends a text, at which --generate and transformers' generate() stop: the tokenizer's, or without one
 // GPT-2's; -1: none. tokenizer: may be null
-inline int end_of_text(const ModelConfig& c, const Tokenizer* tokenizer) {
+inline int end_of_text(int V, const Tokenizer* tokenizer) {
     if (tokenizer != nullptr && tokenizer->eot >= 0) { return tokenizer->eot; }
-    return c.V == 50257 ? 50256 : -1;
+    return V == 50257 ? 50256 : -1;
 }
 
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
 inline Json gpt2_json(const ModelConfig& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
                          mask_json(c.position));
-    const int end = end_of_text(c, tokenizer);
+    const int end = end_of_text(c.V, tokenizer);
     for (const char* key : {"bos_token_id", "eos_token_id"}) { j[key] = end >= 0 ? Json(end) : Json(); }
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";
@@ -380,7 +380,7 @@ inline Json byte_tokenizer_json(bool bert) {
                   "vocab": {}, "merges": []}})json", "tokenizer.json");
     if (!bert) { j["post_processor"] = nullptr; }
     Names tokens;                                               // by id
-    for (int b = 0; b < 256; b++) { tokens.push_back(Bpe::spell(std::string(1, (char)b))); }
+    for (int b = 0; b < 256; b++) { tokens.push_back(spelled(b)); }
     if (bert) { tokens.insert(tokens.end(), {"[PAD]", "[CLS]", "[SEP]", "[MASK]"}); } else { tokens[0] = {'\0'}; }
     for (int id = 0; id < (int)tokens.size(); id++) {
         const std::string& token = tokens[(size_t)id];

@@ -25,7 +25,8 @@ constexpr int MOST_WINDOW = 1 << 30;
       "training shards: a file or a quoted glob; .txt files are read as bytes") \
     X(Text, val_files, "-j", "data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
       "validation shards: a file or a quoted glob, as for --train_files") \
-    X(Text, tokenizer, "", "", any(), FREE, "vocabulary file, to read and print text instead of token ids") \
+    X(Text, tokenizer, "", "", any(), FREE, \
+      "tokenizer.json, vocab.json or vocab.txt, or its directory: to print text, and for checkpoints to keep") \
     GROUP("Model", BOTH) \
     X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C: layers, heads, channels") \
     X(Text, pos, "--layers", "cable", any(), SAME, \
@@ -101,8 +102,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
     X(Text, dump_bias, "", "", any(), FREE, \
       "LAYER,parts: write what the weights of attention are made of to --out, for scripts/heads.py; train_gpt2, too: " \
-      "LAYER,HEAD[,TEXT]: that head's bias matrix. LAYER may be all, HEAD all or mean; no TEXT = the windows of " \
-      "--eval_lengths, or the first --T tokens of --val_files") \
+      "LAYER,HEAD[,TEXT]: that head's bias matrix. LAYER may be all, HEAD all or mean; TEXT is bytes or token ids; " \
+      "no TEXT = the windows of --eval_lengths, or the first --T tokens of --val_files") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(bool, token_losses, "", false, a_switch(), FREE, \
       "with --eval_lengths: write the loss of each token into --out") \
@@ -115,7 +116,8 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, tasks, "", "", any(), FREE, \
       "test files of data/tasks.py, a quoted glob: share of the examples whose whole answer is right, per file") \
     X(Text, generate, "", "", any(), FREE, \
-      "continue this text, which may be empty; @FILE: a text or shard in a file; @@TEXT: a text that begins with @") \
+      "continue this text of bytes, or these token ids (scripts/text.py makes them); may be empty; @FILE: a text or " \
+      "shard in a file; @@TEXT: a text that begins with @") \
     X(bool, stop_at_eot, "", true, any(), FREE, \
       "1 = --generate stops at the end-of-text token; 0 = it continues to --tokens") \
     X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate: --generate at most, samples exactly") \
@@ -125,15 +127,17 @@ constexpr int MOST_WINDOW = 1 << 30;
       "sample among the likeliest tokens whose probabilities sum to this") \
     GROUP("Masked language model", BERT_FLAG) \
     X(double, mask_share, "", 0.15, between(0.001, 0.999), SAME, "share of the tokens that are masked and predicted") \
-    X(Text, predict, "", "", any(), FREE, "print the likeliest tokens for each [MASK] in this text, or @SHARD") \
+    X(Text, predict, "", "", any(), FREE, \
+      "print the likeliest tokens for each [MASK] in this text of bytes, these token ids (scripts/text.py) or @SHARD") \
     GROUP("Contrastive fine-tuning", BERT_FLAG) \
     X(Text, pairs, "", "", any(), SAME, \
-      "train on groups instead of masked tokens: shards, or .txt lines of QUERY tab PASSAGE, or tab NEGATIVE too") \
+      "train on groups instead of masked tokens: shards, or for bytes .txt lines of QUERY tab PASSAGE, or tab " \
+      "NEGATIVE too") \
     X(double, tau, "", 0.05, at_least(1e-6), SAME, "temperature of the cosine similarities") \
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
     X(Text, encode, "", "", any(), FREE, \
-      "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or .txt with one per " \
-      "line; they are cut to the first of --eval_lengths, or to --T tokens") \
+      "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or for bytes .txt " \
+      "with one per line; they are cut to the first of --eval_lengths, or to --T tokens") \
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "-h", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")

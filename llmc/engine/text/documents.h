@@ -7,13 +7,13 @@
 //   byte 24    int32  documents in the shard
 //
 // and a document starts at each [CLS]. A file whose name ends in .txt is text: one document per line, or one group per
-// line, its documents separated by tabs. For a model with a WordPiece vocabulary it must be UTF-8, its lines may end in
-// CR LF, and its ids stay in memory. For a model of bytes, each byte is an id. NAME.ids beside NAME.bin or NAME.txt
-// holds the names of a collection's documents, one per line.
+// line, its documents separated by tabs. Only a model of bytes reads it: each byte is an id. NAME.ids beside NAME.bin
+// or NAME.txt holds the names of a collection's documents, one per line.
 #pragma once
 
 #include <unordered_set>
 
+#include "../../base/parse.h"
 #include "dataloader.h"
 #include "tokenizer.h"
 
@@ -60,14 +60,12 @@ inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sam
 // ----------------------------------------------------------------------------------------------------------
 // documents
 
-// The ids of a text between [CLS] and [SEP]; "[MASK]" in the text is that token.
-inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special, const Tokenizer& tokenizer) {
+// The ids of a text of bytes between [CLS] and [SEP]; "[MASK]" in the text is that token.
+inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special) {
     std::vector<int> ids = {special.cls};
     for (size_t at = 0; at <= text.size();) {
         const size_t mask = text.find("[MASK]", at);
-        const std::string piece = text.substr(at, mask == std::string::npos ? mask : mask - at);
-        const std::vector<int> more = tokenizer.encode(piece);
-        ids.insert(ids.end(), more.begin(), more.end());
+        for (size_t i = at; i < std::min(mask, text.size()); i++) { ids.push_back((unsigned char)text[i]); }
         if (mask == std::string::npos) { break; }
         ids.push_back(special.mask);
         at = mask + strlen("[MASK]");
@@ -82,9 +80,8 @@ struct DocumentFile {
     Shard shard;
     File file;                              // open for the whole run, so that replacing the file does no harm
     bool text = false;                      // its name ends in .txt
-    std::vector<uint32_t> words;            // of text in a WordPiece vocabulary: its ids, without [CLS] and [SEP]
     uint64_t first = 0;                     // number of its first document
-    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of bytes: its first byte
+    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of text: its first byte
     std::vector<std::string> names;         // [documents], or none
 
     size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
@@ -94,15 +91,12 @@ struct DocumentFile {
 struct Documents {
     std::string pattern, flag;              // flag: "--encode", for messages
     SpecialTokens special;
-    const Tokenizer* tokenizer;             // encodes text; null: text is read as bytes. Only the constructor uses it
     int group = 0;                          // documents per group
     std::vector<DocumentFile> files;        // in byte order of their paths
 
     // Opens and checks every file and reads it once as a whole. wanted_group: refuse another size of group (0: any).
-    Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0,
-              const Tokenizer* words = nullptr)
-        : pattern(pattern), flag(flag), special(special),
-          tokenizer(words != nullptr && words->word_piece ? words : nullptr) {
+    Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0)
+        : pattern(pattern), flag(flag), special(special) {
         const Doing opening("reading the documents");
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
@@ -122,8 +116,7 @@ struct Documents {
     uint64_t length(size_t i) const {
         const DocumentFile& f = file_of(i);
         const uint64_t span = f.begin[i - f.first + 1] - f.begin[i - f.first];
-        if (!f.text) { return span; }
-        return span + 2 - f.words.empty();          // plus [CLS] and [SEP]; of bytes less the tab or newline at its end
+        return span + f.text;                       // text: plus [CLS] and [SEP], less the tab or newline at its end
     }
 
     // out (at most max_tokens): document i, cut to max_tokens by leaving out ids before [SEP]. Returns how many.
@@ -133,11 +126,7 @@ struct Documents {
         const DocumentFile& f = file_of(i);
         const int n = (int)std::min(length(i), (uint64_t)max_tokens);       // [CLS] and [SEP] always stay
         const uint64_t begin = f.begin[i - f.first] + !f.text;      // a shard has [CLS] itself, text has not
-        if (f.words.empty()) {
-            read_ids(f.file, f.shard, begin, (uint64_t)n - 2, out + 1);  // n - 2 ids between [CLS] and [SEP]
-        } else {
-            std::copy_n(f.words.begin() + (ptrdiff_t)begin, n - 2, out + 1);
-        }
+        read_ids(f.file, f.shard, begin, (uint64_t)n - 2, out + 1);  // n - 2 ids between [CLS] and [SEP]
         out[0] = special.cls;
         out[n - 1] = special.sep;
         return n;
@@ -157,7 +146,6 @@ struct Documents {
 
 private:
     static constexpr size_t MAX_FILES = 512;        // all are open at once; a process usually has 1,024 descriptors
-    static constexpr size_t MAX_TEXT = 16u << 20;   // bytes of a document of text, so that no file takes all memory
 
     // the last file whose first document is not after i
     const DocumentFile& file_of(size_t i) const {
@@ -169,7 +157,7 @@ private:
 
     // Opens, checks and indexes one file.
     void add(const std::string& path, int wanted_group, std::unordered_set<std::string>& names) {
-        DocumentFile f{inspect_shard(path), File(path), false, {}, 0, {}, {}};
+        DocumentFile f{inspect_shard(path), File(path), false, 0, {}, {}};
         const char* name = path.c_str();
         f.text = f.shard.width == 1;
         f.first = files.empty() ? 0 : files.back().first + files.back().documents();
@@ -243,30 +231,19 @@ private:
     }
 
     // Every line must have the same number of documents, none of them empty; the last newline may be missing. The bytes
-    // stay in the file for a model of bytes; for a WordPiece vocabulary, f.words is filled with their ids.
+    // stay in the file.
     int index_text(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
-        const bool words = tokenizer != nullptr;
-        check(words || special.V == BYTE_VOCAB, "%s: text needs the vocabulary of the model's %d tokens: give its "
-              "vocab.txt with --tokenizer (only a model with a vocabulary of %d reads text as bytes)", name, special.V,
-              BYTE_VOCAB);
+        const char* shards = "make shards of it: python3 data/text.py --encoding bert --pairs lines";
+        const char* instead = flag == "--encode" ? "python3 scripts/text.py encode RUN" : shards;
+        check(special.V == BYTE_VOCAB, "%s: text is read as bytes, and the model has a vocabulary of %d; %s %s "
+              "--tokenizer DIR --out OUT", name, special.V, instead, name);
         size_t line = 1, in_line = 0;                       // documents of this line so far
         size_t in_group = 0;                                // documents of line 1
-        std::string text;                                   // of words: the document so far
         f.begin.push_back(0);
-        if (words) { f.words.reserve((size_t)f.shard.tokens / 4); }     // English has four to five bytes per id
         const auto end_of_document = [&](uint64_t at) {
-            for (size_t from = 0, next = 0; next < text.size(); from = next) {
-                check(utf8_next(text, next) != NO_CHARACTER, "%s: line %zu is not UTF-8 at byte %zu of its document "
-                      "%zu", name, line, from, in_line + 1);
-            }
-            if (words) {
-                for (int id : tokenizer->encode(text)) { f.words.push_back((uint32_t)id); }  // white space gives none
-                text.clear();
-            }
-            const uint64_t end = words ? f.words.size() : at;
-            check(end > f.begin.back(), "%s: line %zu has an empty document", name, line);
-            f.begin.push_back(words ? end : at + 1);        // of bytes: after the tab or newline
+            check(at > f.begin.back(), "%s: line %zu has an empty document", name, line);
+            f.begin.push_back(at + 1);                      // after the tab or newline
             in_line++;
         };
         const auto end_of_line = [&] {
@@ -281,10 +258,8 @@ private:
         int last = '\n';
         scan(f, [&](uint64_t at, int c) {
             last = c;
-            if (c == '\n' || c == '\t') { end_of_document(at); } else if (words) { text += (char)c; }
+            if (c == '\n' || c == '\t') { end_of_document(at); }
             if (c == '\n') { end_of_line(); }
-            check(text.size() <= MAX_TEXT, "%s: line %zu: expected a document of at most %zu MB, got a longer one",
-                  name, line, MAX_TEXT >> 20);
         });
         if (last != '\n') {
             end_of_document(f.shard.tokens);

@@ -1,354 +1,329 @@
-// text/tokenizer.h -- text to token ids and back.
+// text/tokenizer.h -- token ids as text.
 //
-// A Tokenizer is a table of the bytes of every id, read from GPT-2's vocab.json and merges.txt (or encoder.json and
-// vocab.bpe), BERT's vocab.txt, transformers' tokenizer.json or llm.c's gpt2_tokenizer.bin, or just the 256 bytes.
-// Byte-level BPE may cut a character in two, so a token is bytes, not text; Utf8Stream turns a stream of tokens into
-// text. Tokens that Hugging Face's files add are found in a text before it is split (settings.h). Without such files a
-// special token has no spelling: "<|endoftext|>" in a text is plain text.
+// A Tokenizer is the table of a vocabulary's tokens, by which ids are printed, and the files that a checkpoint keeps of
+// it. Text becomes ids in Python (scripts/text.py, data/text.py), but for a model of bytes, which reads text by itself.
+// A token of byte-level BPE may end inside a character, so tokens are bytes, and Utf8Stream makes text of them.
 #pragma once
 
-#include "settings.h"
-#include "subwords.h"
-#include "../../base/parse.h"
+#include <unordered_map>
+
+#include "../json.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// UTF-8
+//
+//   code points          bytes
+//   U+0000  .. U+007F    0xxxxxxx
+//   U+0080  .. U+07FF    110xxxxx 10xxxxxx
+//   U+0800  .. U+FFFF    1110xxxx 10xxxxxx 10xxxxxx              (but for the surrogates U+D800 .. U+DFFF)
+//   U+10000 .. U+10FFFF  11110xxx 10xxxxxx 10xxxxxx 10xxxxxx
+
+// The length of a character that begins with byte a: 1 to 4, or 0 if none does. 0xC0 and 0xC1 would be ASCII written in
+// two bytes, and everything above 0xF4 is beyond U+10FFFF.
+inline int utf8_length(unsigned char a) {
+    if (a < 0x80) { return 1; }
+    if (a < 0xC2) { return 0; }
+    if (a < 0xE0) { return 2; }
+    if (a < 0xF0) { return 3; }
+    return a < 0xF5 ? 4 : 0;
+}
+
+// How many bytes s[0..n), n >= 1, needs to become one character; -1: no bytes can make it one.
+inline int utf8_missing(const char* s, size_t n) {
+    const int length = utf8_length((unsigned char)s[0]);
+    if (length < (int)n) { return -1; }
+    // The second byte's bounds keep out surrogates (ED A0 ..), what is beyond U+10FFFF (F4 90 ..), and characters
+    // written longer than they need to be (E0 80 .., F0 80 ..).
+    int lo = 0x80, hi = 0xBF;
+    switch ((unsigned char)s[0]) {
+        case 0xE0: lo = 0xA0; break;
+        case 0xED: hi = 0x9F; break;
+        case 0xF0: lo = 0x90; break;
+        case 0xF4: hi = 0x8F; break;
+    }
+    for (size_t i = 1; i < n; i++) {
+        const unsigned char c = (unsigned char)s[i];
+        if (c < lo || c > hi) { return -1; }
+        lo = 0x80;
+        hi = 0xBF;
+    }
+    return length - (int)n;
+}
+
+// Bytes in, UTF-8 out. An unfinished character at the end waits for its rest. Bytes that are not UTF-8 become U+FFFD,
+// one for each longest piece that could have started a character (the Unicode Standard, 3.9, and other decoders).
+struct Utf8Stream {
+    std::string waiting;    // the start of a character, at most 3 bytes
+
+    std::string push(const std::string& bytes) {
+        std::string out;
+        for (const char c : bytes) {
+            waiting += c;
+            if (waiting.size() > 1 && missing() < 0) {   // c does not continue the character that waits
+                out += REPLACEMENT;
+                waiting.assign(1, c);
+            }
+            const int more = missing();
+            if (more > 0) { continue; }
+            out += more == 0 ? waiting : REPLACEMENT;
+            waiting.clear();
+        }
+        return out;
+    }
+    // the end of the stream
+    std::string flush() {
+        const std::string out = waiting.empty() ? "" : REPLACEMENT;
+        waiting.clear();
+        return out;
+    }
+
+private:
+    static constexpr const char* REPLACEMENT = "\xEF\xBF\xBD";      // U+FFFD
+
+    int missing() const { return utf8_missing(waiting.data(), waiting.size()); }
+};
+
+// ----------------------------------------------------------------------------------------------------------
+// the spelling of byte-level BPE: a byte that prints is its own character, the others are U+0100, U+0101, ...
+
+inline std::string spelled(int byte) {
+    static const std::vector<std::string> of = [] {
+        std::vector<std::string> characters;
+        unsigned next = 0x100;
+        for (unsigned b = 0; b < 256; b++) {
+            const bool prints = (b >= '!' && b <= '~') || (b >= 0xA1 && b <= 0xAC) || b >= 0xAE;
+            const unsigned c = prints ? b : next++;
+            const std::string two = {(char)(0xC0 | c >> 6), (char)(0x80 | (c & 0x3F))};
+            characters.push_back(c < 0x80 ? std::string(1, (char)c) : two);
+        }
+        return characters;
+    }();
+    return of[(size_t)byte];
+}
+
+// The bytes of a token; one that is not spelled so is plain text
+inline std::string unspelled(const std::string& token) {
+    static const std::unordered_map<std::string, char> bytes = [] {
+        std::unordered_map<std::string, char> of;
+        for (int b = 0; b < 256; b++) { of[spelled(b)] = (char)b; }
+        return of;
+    }();
+    std::string out;
+    for (size_t at = 0; at < token.size();) {
+        const std::string character = token.substr(at, (size_t)utf8_length((unsigned char)token[at]));
+        const auto byte = bytes.find(character);
+        if (byte == bytes.end()) { return token; }
+        out += byte->second;
+        at += character.size();
+    }
+    return out;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the tokens of a vocabulary
 
 constexpr int BYTE_VOCAB = 260;         // of BERTs that are trained on bytes: the 256, then [PAD] [CLS] [SEP] [MASK]
 
 struct Tokenizer {
-    std::string path = "bytes";         // for messages
-    std::vector<std::string> tokens;    // [V] the bytes of each id; WordPiece: as in the file, "##" included
-    bool word_piece = false;            // BERT's; false: byte-level BPE, or bytes
-    int eot = -1;                       // <|endoftext|>, or BERT's [SEP]; -1: none
-    TextSettings settings;              // the added tokens, and how a text is read
-    // This tokenizer's files in a checkpoint: names that the libraries read, and contents. None for bytes
-    std::vector<std::pair<std::string, std::string>> files;
-    std::string cannot_encode;          // why it cannot encode; empty if it can
+    // How tokens are shown: as their bytes; as words, or with "##" as the rest of one; as numbers
+    enum class Kind { Bytes, WordPiece, Ids };
 
-    // Bounds on files from unknown sources
-    static constexpr int MAX_TOKENS = TextSettings::MAX_TOKENS;
-    static constexpr uint64_t MAX_FILE = 16u << 20;     // bytes
-    static constexpr size_t MAX_TEXT = 1u << 28;        // bytes, in one call of encode()
+    std::string path = "bytes";         // for messages
+    Kind kind = Kind::Bytes;
+    std::vector<std::string> tokens;    // [V] the bytes of each id, or as in the file; "": no token has this id
+    int eot = -1;                       // the end-of-text token, or BERT's [SEP]; -1: none
+    std::vector<std::pair<std::string, std::string>> files;     // in a checkpoint: name, contents. None for bytes
+
+    static constexpr int MAX_TOKENS = 1 << 20;          // bounds on files from unknown sources
+    static constexpr uint64_t MAX_FILE = 64u << 20;     // bytes
 
     // V; ids are 0 to V - 1
     int vocab_size() const { return (int)tokens.size(); }
 
-    // The bytes of one token. first: it starts the text, so WordPiece puts no space before it.
-    std::string decode(int id, bool first = false) const {
-        check(id >= 0 && id < vocab_size(), "%s: expected a token from 0 to %d, got %d", path.c_str(),
-              vocab_size() - 1, id);
-        const std::string& s = tokens[(size_t)id];
-        if (!word_piece) { return s; }
-        if (s.size() > 2 && s.compare(0, 2, "##") == 0) { return s.substr(2); }    // continues the word before
-        return first ? s : " " + s;                                                 // begins a word
+    // The id of a token, the last of several, or -1
+    int id_of(const std::string& token) const {
+        for (int id = vocab_size(); id-- > 0;) { if (tokens[(size_t)id] == token) { return id; } }
+        return -1;
     }
-    // What stands for a token in a text that is shown; ids of a model with more rows than tokens are numbers: <30600>
+    // A token in a text. first: it begins the text; an id without a token is <30600>
     std::string shown(int id, bool first = false) const {
-        return id < vocab_size() ? decode(id, first) : strprintf("<%d>", id);
+        check(id >= 0, "%s: expected an id, got %d", path.c_str(), id);
+        const std::string token = id < vocab_size() ? tokens[(size_t)id] : "";
+        if (token.empty()) { return strprintf("<%d>", id); }
+        if (kind != Kind::WordPiece) { return token; }
+        if (token.size() > 2 && starts_with(token, "##")) { return token.substr(2); }
+        return first ? token : " " + token;
     }
-    // the bytes of a whole text
-    std::string decode(const std::vector<int>& ids) const {
-        std::string out;
-        for (size_t i = 0; i < ids.size(); i++) { out += decode(ids[i], i == 0); }
-        return out;
+    // Of the files, the contents of this one, or null
+    const std::string* file(const std::string& name) const {
+        for (const auto& [own, contents] : files) { if (own == name) { return &contents; } }
+        return nullptr;
     }
-
-    // The ids of a text, without special tokens around it. Byte-level vocabularies encode any bytes, and decode() gives
-    // them back; WordPiece drops bytes that are not UTF-8.
-    std::vector<int> encode(const std::string& text) const {
-        check(cannot_encode.empty(), "%s: no text can be encoded: %s", path.c_str(), cannot_encode.c_str());
-        check(text.size() <= MAX_TEXT, "%s: expected a text of at most %s, got %s (encode it in pieces)", path.c_str(),
-              format_bytes((double)MAX_TEXT).c_str(), format_bytes((double)text.size()).c_str());
-        std::vector<int> ids;
-        Cache cache;
-        const auto push = [&](int id) { ids.push_back(id); };
-        whole[0].split(text, [&](const std::string& piece) {
-            const std::string normalized = word_piece ? bert_normalized(piece, settings.bert) : piece;
-            whole[1].split(normalized, [&](const std::string& rest) { encode_words(rest, cache, ids); }, push);
-        }, push);
-        return ids;
-    }
-
-    // Whether every text has the same ids in both
-    bool same(const Tokenizer& o) const { return tokens == o.tokens && settings.json() == o.settings.json(); }
 
     // the vocabulary of models that are trained on bytes
     static Tokenizer bytes() {
         Tokenizer t;
         for (int i = 0; i < 256; i++) { t.tokens.push_back(std::string(1, (char)i)); }
-        t.cannot_encode = t.bpe.find_bytes(t.tokens);
         return t;
     }
 
-    static constexpr const char* NAMES =
-        "vocab.json (or encoder.json), vocab.txt, tokenizer.json or gpt2_tokenizer.bin";
-    // the files of that kind in a directory
+    // the vocabularies in a directory, of which the first counts
     static std::vector<std::string> files_in(const std::string& directory) {
         std::vector<std::string> found;
-        for (const char* name : {"encoder.json", "vocab.json", "vocab.txt", "gpt2_tokenizer.bin", "tokenizer.json"}) {
+        for (const char* name : {"tokenizer.json", "encoder.json", "vocab.json", "vocab.txt"}) {
             if (path_exists(directory + "/" + name)) { found.push_back(directory + "/" + name); }
         }
         return found;
     }
 
-    // path: one of the files, recognized by its ending, or a directory that holds one of them. The files are read here
-    // and never again. What lies beside a file with a name of Hugging Face counts as in transformers: the settings, the
-    // added tokens, and tokenizer.json, which is read instead and must have the same vocabulary.
+    // path: a directory, or one of these files by itself. All are read here and never again.
     static Tokenizer load(const std::string& path) {
-        Tokenizer t;
         refuse_hub_name(path);
-        t.path = is_directory(path) ? find_in(path) : path;
-        const std::string dir = t.path.substr(0, t.path.rfind('/') + 1), name = t.path.substr(dir.size());
-        const bool parts = name == "vocab.json" || name == "encoder.json" || name == "vocab.txt";
-        const bool named = parts || name == "tokenizer.json";
-        if (!parts || !path_exists(dir + "tokenizer.json")) {
-            t.read(named ? Beside(dir) : Beside());
-            return t;
-        }
-        Tokenizer other;
-        other.path = t.path;
-        other.read(Beside());
-        t.path = dir + "tokenizer.json";
-        t.read(Beside(dir));
-        const auto end = t.tokens.begin() + std::min(other.vocab_size(), t.vocab_size());
-        const bool same = std::equal(other.tokens.begin(), other.tokens.end(), t.tokens.begin(), end);
-        check(same && (other.bpe.merges.empty() || other.bpe.merges == t.bpe.merges), "%s: expected the vocabulary and "
-              "the merges of %s beside it, got others; remove the file that is not the model's", t.path.c_str(),
-              other.path.c_str());
+        const char* expected = "%s: expected tokenizer.json, vocab.json (or encoder.json) or vocab.txt%s; GPT-2's: "
+                               "python3 data/vocabulary.py --out DIR";
+        const std::vector<std::string> found = is_directory(path) ? files_in(path) : std::vector<std::string>{path};
+        check(!found.empty(), expected, path.c_str(), " in this directory, got none");
+        check(found.size() == 1 || ends_with(found[0], "/tokenizer.json"), "%s: expected one vocabulary, got %s and %s "
+              "(name one of the files)", path.c_str(), found[0].c_str(), found[1].c_str());
+        Tokenizer t;
+        t.path = found[0];
+        check(ends_with(t.path, ".json") || ends_with(t.path, ".txt"), expected, t.path.c_str(), "");
+        refuse_stand_in(t.path);
+        const std::string text = read_file(t.path, MAX_FILE);
+        if (ends_with(t.path, ".txt")) { t.read_lines(text); } else { t.read_json(text); }
+        t.add_files(is_directory(path));
+        t.read_files();
         return t;
     }
 
 private:
-    Bpe bpe;
-    WordPieces pieces;
-    WholeTokens whole[2];               // the added tokens: searched for in the text; in the normalized text
-
-    // A cache of the words of a text, which repeat. It lives for one encode(), so that threads can share a Tokenizer.
-    struct Cache {
-        std::unordered_map<std::string, std::vector<int>> words;
-
-        // Appends the ids of a word; encode_word(out) appends them if the word is new.
-        template <class F> void append(std::vector<int>& ids, const std::string& word, F encode_word) {
-            if (word.size() > 64) { return encode_word(ids); }      // long words are rarely repeated
-            if (words.size() >= 1u << 16) { words.clear(); }        // bounds the memory; frequent words soon return
-            const auto found = words.try_emplace(word);             // second: the word is new
-            std::vector<int>& parts = found.first->second;
-            if (found.second) { encode_word(parts); }
-            ids.insert(ids.end(), parts.begin(), parts.end());
-        }
-    };
-
-    // Appends the ids of a normalized text without added tokens.
-    void encode_words(const std::string& text, Cache& cache, std::vector<int>& ids) const {
-        if (word_piece) {
-            bert_words(text, [&](const std::string& word, int characters) {
-                cache.append(ids, word, [&](std::vector<int>& out) { pieces.encode_word(word, characters, out); });
-            });
-            return;
-        }
-        const std::string spaced = settings.prefix_space && text[0] != ' ' ? " " + text : text;
-        if (bpe.merges.empty()) {           // bytes
-            for (const char c : spaced) { ids.push_back(bpe.byte_ids[(unsigned char)c]); }
-            return;
-        }
-        std::string word;
-        gpt2_words(spaced, [&](size_t begin, size_t end) {
-            word.assign(spaced, begin, end - begin);
-            cache.append(ids, word, [&](std::vector<int>& out) { bpe.encode_word(word, out); });
-        });
-    }
-
-    // the one tokenizer file of a directory; two are an error, because either could be meant. transformers also writes
-    // tokenizer.json beside the other files.
-    static std::string find_in(const std::string& directory) {
-        const std::vector<std::string> found = files_in(directory);
-        check(!found.empty(), "%s: expected %s in this directory, got none", directory.c_str(), NAMES);
-        check(found.size() == 1 || ends_with(found[1], "/tokenizer.json"), "%s: expected one tokenizer, got %s and %s "
-              "(name one of the files)", directory.c_str(), found[0].c_str(), found[1].c_str());
-        return found[0];
-    }
-
-    // Reads the file at `path`, and what lies beside it.
-    void read(const Beside& beside) {
-        const bool json = ends_with(path, ".json"), lines = ends_with(path, ".txt");
-        check(json || lines || ends_with(path, ".bin"), "%s: expected %s", path.c_str(), NAMES);
-        refuse_stand_in(path);
-        const std::string text = read_file(path, MAX_FILE);
-        if (!json && !lines) { return load_llmc(text); }
-        const auto j = json ? parse_json<nlohmann::json>(text, path) : nlohmann::json();
-        const bool all = j.is_object() && j.contains("model") && j["model"].is_object();    // tokenizer.json
-        const std::string name = all ? "tokenizer.json" : "vocab.json";
-        files.push_back({lines ? "vocab.txt" : name, text});
-        settings.collect(all ? j : nlohmann::json::object(), path, beside);
-        if (lines) { load_word_pieces(text); }
-        else if (all) { load_tokenizer_json(j); }
-        else { load_encoder(j); }
-        settings.read(all ? j : nlohmann::json(), path, beside, word_piece);
-        settings.place(tokens, eot, word_piece, beside.ours, path);
-        for (const auto& [id, token] : settings.added) {
-            const bool bert = token.normalized && word_piece;
-            const std::string shape = bert ? bert_normalized(token.content, settings.bert) : token.content;
-            if (!shape.empty()) { whole[token.normalized].add({shape, id, token.lstrip, token.rstrip}); }
-        }
-    }
-
-    // {"token": id, ...}: every id from 0 to V - 1 once. spelled: the tokens are as byte-level BPE spells them
-    // (Bpe::unspell), but for added tokens and byte 0, the special token of a model of bytes; otherwise plain text.
-    void load_vocabulary(const nlohmann::json& j, bool spelled) {
-        const char* name = path.c_str();
-        check(j.is_object() && !j.empty() && j.size() <= (size_t)MAX_TOKENS, "%s: expected an object of 1 to %d "
-              "tokens, got %s", name, MAX_TOKENS, json_excerpt(j).c_str());
-        tokens.assign(j.size(), "");
-        std::vector<bool> seen(j.size());           // j.size() different ids below j.size(): every one is there
-        for (const auto& item : j.items()) {
-            const std::string& key = item.key();
-            const int id = (int)json_int(j, key, 0, (int64_t)j.size() - 1, path);
-            check(!seen[(size_t)id], "%s: two tokens have the id %d", name, id);
-            check(!key.empty(), "%s: token %d is empty", name, id);
-            seen[(size_t)id] = true;
-            const bool plain = !spelled || settings.adds(id, key) || key == std::string(1, '\0');
-            if (plain) { tokens[(size_t)id] = key; continue; }
-            check(Bpe::unspell(key, tokens[(size_t)id]), "%s: token %d, \"%s\", is not spelled as byte-level BPE "
-                  "spells (another kind of tokenizer?)", name, id, printable(key, 80).c_str());
-        }
-        const auto end = j.find("<|endoftext|>");
-        if (end != j.end()) { eot = end->get<int>(); }
-    }
-
-    // vocab.json; the merges are in a second file, without which the vocabulary can still decode
-    void load_encoder(const nlohmann::json& j) {
-        load_vocabulary(j, true);
-        cannot_encode = "merges.txt (or vocab.bpe) is missing beside it";
-        for (const char* merges : {"vocab.bpe", "merges.txt"}) {
-            const std::string beside = path.substr(0, path.rfind('/') + 1) + merges;
-            if (files.size() > 1 || !path_exists(beside)) { continue; }
-            refuse_stand_in(beside);
-            std::string text = read_file(beside, MAX_FILE);
-            load_merges(beside, text);
-            // some readers skip the first line, and what follows the last line end
-            if (text.compare(0, 9, "#version:") != 0) { text = "#version: 0.2\n" + text; }
-            if (text.back() != '\n') { text += '\n'; }
-            files.push_back({"merges.txt", text});
-        }
-    }
-    void load_merges(const std::string& from, const std::string& text) {
-        cannot_encode = bpe.load(from, text, tokens, [&](int id) { return settings.added.count(id) > 0; });
-        if (cannot_encode.empty()) { cannot_encode = bpe.find_bytes(tokens); }
-    }
-
-    // transformers' tokenizer.json, of the two kinds that are known here:
-    //
-    //   {"model": {"type": "BPE" | "WordPiece", "vocab": {"token": id, ...}, "merges": ["l o", ...]},
-    //    "added_tokens": [{"id": 50256, "content": "<|endoftext|>", "special": true}, ...], "pre_tokenizer": ..., ...}
-    void load_tokenizer_json(const nlohmann::json& j) {
-        const nlohmann::json& model = j["model"];
-        const std::string type = model.contains("type") ? json_string(model, "type", path) : "";
-        check(type == "BPE" || type == "WordPiece", "%s: expected a model of type BPE or WordPiece, got \"%s\"",
-              path.c_str(), printable(type).c_str());
-        const nlohmann::json& vocab = json_at(model, "vocab", path);
-        if (type == "BPE") {
-            check_settings(j, path, {{"normalizer", nullptr}, {"pre_tokenizer.type", "ByteLevel"},
-                                     {"pre_tokenizer.use_regex", true}, {"model.dropout", nullptr},
-                                     {"model.ignore_merges", false}, {"model.continuing_subword_prefix", ""},
-                                     {"model.end_of_word_suffix", ""}});
-            const bool bert = vocab.size() == BYTE_VOCAB && vocab.contains("[MASK]");       // of bytes
-            check_around(j, bert ? "[CLS] A [SEP]" : "A", path);
-            load_vocabulary(vocab, true);
-            std::string text;
-            for (const auto& m : json_at(model, "merges", path)) {      // "l o", or ["l", "o"]
-                const bool pair = m.is_array() && m.size() == 2 && m[0].is_string() && m[1].is_string();
-                check(pair || m.is_string(), "%s: merges: expected two tokens, got %s", path.c_str(),
-                      json_excerpt(m).c_str());
-                const std::string joined = pair ? m[0].get<std::string>() + " " + m[1].get<std::string>() : "";
-                text += (pair ? joined : m.get<std::string>()) + "\n";
-            }
-            load_merges(path + ": merges", text);
-        } else {
-            check_settings(j, path, {{"normalizer.type", "BertNormalizer"}, {"normalizer.clean_text", true},
-                                     {"pre_tokenizer.type", "BertPreTokenizer"},
-                                     {"model.continuing_subword_prefix", "##"}, {"model.unk_token", "[UNK]"},
-                                     {"model.max_input_chars_per_word", WordPieces::MAX_WORD}});
-            check_around(j, "[CLS] A [SEP]", path);
-            load_vocabulary(vocab, false);
-            std::string text;
-            for (const std::string& token : tokens) { text += token + "\n"; }
-            const std::vector<std::string> listed = std::exchange(tokens, {});
-            load_word_pieces(text);
-            check(tokens == listed, "%s: a token has a line end in it", path.c_str());
-        }
-    }
-
-    // one token per line; its id is the line number, from 0 on
-    void load_word_pieces(const std::string& text) {
-        const char* name = path.c_str();
+    // vocab.txt: the token with id n in line n, from 0 on
+    void read_lines(const std::string& text) {
+        kind = Kind::WordPiece;
         for (size_t begin = 0; begin < text.size();) {
             const size_t end = std::min(text.find('\n', begin), text.size());
-            const size_t length = end - begin - (end > begin && text[end - 1] == '\r');     // without CR
-            check(length > 0, "%s: line %zu is empty (not a vocabulary, one token per line?)", name, tokens.size() + 1);
-            check(length <= 1024, "%s: line %zu: expected a token of at most 1024 bytes, got %zu", name,
-                  tokens.size() + 1, length);
-            check(vocab_size() < MAX_TOKENS, "%s: expected at most %d lines, got more", name, MAX_TOKENS);
-            tokens.push_back(text.substr(begin, length));
-            const int id = vocab_size() - 1;
-            for (size_t at = 0; at < length;) {
-                check(utf8_next(tokens.back(), at) != NO_CHARACTER, "%s: line %d is not UTF-8 at its byte %zu", name,
-                      id + 1, at);
-            }
-            pieces.add(tokens.back(), id);
-            if (tokens.back() == "[SEP]") { eot = id; }
+            check(vocab_size() < MAX_TOKENS, "%s: expected at most %d lines, got more", path.c_str(), MAX_TOKENS);
+            tokens.push_back(text.substr(begin, end - begin));
+            if (ends_with(tokens.back(), "\r")) { tokens.back().pop_back(); }
             begin = end + 1;
         }
-        check(pieces.unknown >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", name);
-        word_piece = true;
+        check(id_of("[UNK]") >= 0, "%s: has no line [UNK], so it is not a WordPiece vocabulary", path.c_str());
+        files.push_back({"vocab.txt", text});
     }
 
-    // llm.c's gpt2_tokenizer.bin:
+    // vocab.json, {"token": id, ...}, or tokenizer.json:
     //
-    //   byte 0     int32  magic: 20240328
-    //   byte 4     int32  version: 1 or 2
-    //   byte 8     int32  V, the number of tokens
-    //   byte 12    int32  end-of-text id, from version 2 on
-    //   byte 1024  of each token: uint8 length, then its bytes
-    void load_llmc(const std::string& data) {
-        const char* name = path.c_str();
-        check(data.size() >= 1024, "%s: expected a header of 1024 bytes, got %zu bytes", name, data.size());
-        int32_t header[4];
-        memcpy(header, data.data(), sizeof header);
-        check(header[0] == 20240328, "%s: expected magic number 20240328 (llm.c's gpt2_tokenizer.bin), got %d",
-              name, header[0]);
-        check(header[1] == 1 || header[1] == 2, "%s: expected version 1 or 2, got %d", name, header[1]);
-        const int V = header[2];
-        const int most = (int)std::min((data.size() - 1024) / 2, (size_t)MAX_TOKENS);   // each takes at least 2 bytes
-        check(V >= 1 && V <= most, "%s: header: expected 1 to %d tokens, which its %zu bytes could hold, got %d",
-              name, most, data.size(), V);
-        if (header[1] == 2) {
-            eot = header[3];
-            check(eot >= 0 && eot < V, "%s: header: expected an end-of-text id from 0 to %d, got %d", name, V - 1, eot);
-        } else if (V == 50257) {                    // GPT-2's, which predates this field of the header
-            eot = 50256;
+    //   {"model": {"type": "BPE", "vocab": {"token": id, ...}, ...}, "decoder": {"type": "ByteLevel", ...},
+    //    "added_tokens": [{"id": 50256, "content": "<|endoftext|>", ...}, ...], ...}
+    //
+    // Unigram has [["token", score], ...] as its vocab.
+    void read_json(const std::string& text) {
+        const auto j = parse_json<nlohmann::json>(text, path, "merges");
+        const bool whole = j.is_object() && j.contains("model") && j["model"].is_object();
+        files.push_back({whole ? "tokenizer.json" : "vocab.json", text});
+        const auto type = [&](const char* part) {
+            const bool has = whole && j.contains(part) && j[part].is_object() && j[part].contains("type");
+            return has ? json_string(j[part], "type", path) : "";
+        };
+        const bool level = type("decoder") == "ByteLevel" || type("pre_tokenizer") == "ByteLevel";
+        const bool bytes = !whole || (type("model") == "BPE" && level);
+        kind = bytes ? Kind::Bytes : Kind::Ids;
+        if (type("model") == "WordPiece") { kind = Kind::WordPiece; }
+        const nlohmann::json& vocab = whole ? json_at(j["model"], "vocab", path) : j;
+        check(vocab.is_structured() && !vocab.empty(), "%s: expected tokens and their ids, got %s", path.c_str(),
+              json_excerpt(vocab).c_str());
+        for (const auto& item : vocab.items()) {
+            if (vocab.is_object()) {
+                place(json_int(vocab, item.key(), 0, MAX_TOKENS - 1, path), bytes ? unspelled(item.key()) : item.key());
+                continue;
+            }
+            const nlohmann::json& pair = item.value();
+            check(pair.is_array() && !pair.empty() && pair[0].is_string(), "%s: vocab: expected a token and its score, "
+                  "got %s", path.c_str(), json_excerpt(pair).c_str());
+            place(vocab_size(), pair[0].get<std::string>());
         }
-        size_t at = 1024;
-        for (int id = 0; id < V; id++) {
-            check(at < data.size(), "%s: the file ends before token %d of %d (is it truncated?)", name, id, V);
-            const size_t length = (unsigned char)data[at++];        // at most 255, by the format
-            check(length > 0, "%s: token %d is empty", name, id);
-            check(length <= data.size() - at, "%s: the file ends inside token %d of %d (is it truncated?)", name, id,
-                  V);
-            tokens.push_back(data.substr(at, length));
-            at += length;
+        if (!whole || !j.contains("added_tokens")) { return; }
+        for (const auto& added : j["added_tokens"]) {
+            add(json_int(added, "id", 0, MAX_TOKENS - 1, path), json_string(added, "content", path));
         }
-        check(at == data.size(), "%s: expected %zu bytes, where its %d tokens end, got %zu", name, at, V, data.size());
-        cannot_encode = bpe.find_bytes(tokens);     // the file has no merges: they follow from the tokens
-        if (cannot_encode.empty()) { cannot_encode = bpe.recover(tokens, eot); }
-        // by the names that the libraries read, unless those formats cannot express it
-        if (!cannot_encode.empty() || (eot >= 0 && tokens[(size_t)eot] != "<|endoftext|>")) {
-            files.push_back({"gpt2_tokenizer.bin", data});
-            return;
+    }
+    // An added token, which is plain text; the vocabulary may have it already
+    void add(int64_t id, const std::string& token) {
+        const std::string listed = kind == Kind::Bytes ? unspelled(token) : token;
+        const bool known = id < vocab_size() && tokens[(size_t)id] == listed;
+        if (known) { tokens[(size_t)id] = token; } else { place(id, token); }
+    }
+    void place(int64_t id, const std::string& token) {
+        check(id < MAX_TOKENS, "%s: expected at most %d tokens, got more", path.c_str(), MAX_TOKENS);
+        tokens.resize(std::max(tokens.size(), (size_t)id + 1));
+        check(tokens[(size_t)id].empty(), "%s: two tokens have the id %lld", path.c_str(), (long long)id);
+        tokens[(size_t)id] = token;
+    }
+
+    // Adds what lies beside the vocabulary. all: its directory was named, which may hold it in other forms, too
+    void add_files(bool all) {
+        const std::string dir = path.substr(0, path.rfind('/') + 1), own = files[0].first;
+        const struct { const char* on_disk; const char* name; bool vocabulary; } table[] = {
+            {"tokenizer.json", "tokenizer.json", true}, {"encoder.json", "vocab.json", true},
+            {"vocab.json", "vocab.json", true}, {"vocab.txt", "vocab.txt", true},
+            {"tokenizer.model", "tokenizer.model", true}, {"vocab.bpe", "merges.txt", own != "vocab.json"},
+            {"merges.txt", "merges.txt", own != "vocab.json"},
+            {"tokenizer_config.json", "tokenizer_config.json", false},
+            {"special_tokens_map.json", "special_tokens_map.json", false},
+            {"added_tokens.json", "added_tokens.json", false}, {"chat_template.jinja", "chat_template.jinja", false}};
+        for (const auto& row : table) {
+            const std::string from = dir + row.on_disk;
+            if ((row.vocabulary && !all) || file(row.name) != nullptr || !path_exists(from)) { continue; }
+            refuse_stand_in(from);
+            files.push_back({row.name, read_file(from, MAX_FILE)});
         }
-        nlohmann::json vocab;
-        for (int id = 0; id < V; id++) { vocab[Bpe::spell(tokens[(size_t)id])] = id; }
-        files.push_back({"vocab.json", json_text(vocab)});
-        files.push_back({"merges.txt", bpe.text(tokens)});
+    }
+
+    // Reads what these files say: added tokens, {"token": id, ...}, and the end-of-text token, or else the usual one
+    void read_files() {
+        const std::string dir = path.substr(0, path.rfind('/') + 1);
+        if (const std::string* text = file("added_tokens.json")) {
+            const std::string what = dir + "added_tokens.json";
+            const Json more = parse_json(*text, what);
+            for (const auto& item : more.items()) {
+                add(json_int(more, item.key(), 0, MAX_TOKENS - 1, what), item.key());
+            }
+        }
+        eot = id_of(kind == Kind::WordPiece ? "[SEP]" : "<|endoftext|>");
+        const std::string* text = file("tokenizer_config.json");
+        if (text == nullptr) { return; }
+        const std::string what = dir + "tokenizer_config.json";
+        const Json config = parse_json(*text, what);
+        check(config.is_object(), "%s: expected an object, got %s", what.c_str(), json_excerpt(config).c_str());
+        Json end = config.value("eos_token", Json());
+        if (end.is_object()) { end = json_at(end, "content", what); }
+        const int id = end.is_string() ? id_of(end.get<std::string>()) : -1;
+        if (id >= 0) { eot = id; }
     }
 };
+
+// The tokenizer if it can show tokens as text, else null
+inline const Tokenizer* with_text(const Tokenizer* t) {
+    return t != nullptr && t->kind != Tokenizer::Kind::Ids ? t : nullptr;
+}
+
+// "15496 995" -> ids below V. flag and command, of scripts/text.py: for messages
+inline std::vector<int> parse_ids(const std::string& text, int V, const char* flag, const char* command) {
+    const char* space = " ,\t\r\n";
+    std::vector<int> ids;
+    for (size_t at = 0; (at = text.find_first_not_of(space, at)) != std::string::npos;) {
+        const size_t end = std::min(text.find_first_of(space, at), text.size());
+        const std::string word = text.substr(at, end - at);
+        char* rest = nullptr;
+        const long id = strtol(word.c_str(), &rest, 10);
+        check(*rest == '\0' && id >= 0 && id < V, "%s: '%s' is not a token id below %d; it takes ids, as in \"15496 "
+              "995\"; for a text: python3 scripts/text.py %s RUN \"TEXT\"", flag, printable(word, 40).c_str(), V,
+              command);
+        ids.push_back((int)id);
+        at = end;
+    }
+    return ids;
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // the special tokens of a masked language model
@@ -377,23 +352,19 @@ struct SpecialTokens {
 inline SpecialTokens special_tokens(int vocab) {
     if (vocab == BERT_VOCAB) { return {vocab, 0, 100, 101, 102, 103}; }
     check(vocab == BYTE_VOCAB, "the ids of [PAD] [CLS] [SEP] [MASK]: expected a vocabulary of %d (BERT) or %d (bytes), "
-          "got %d (give the vocab.txt of any other by --tokenizer)", BERT_VOCAB, BYTE_VOCAB, vocab);
+          "got %d (give any other by --tokenizer)", BERT_VOCAB, BYTE_VOCAB, vocab);
     return {vocab, 256, -1, 257, 258, 259};                     // V, pad, unk, cls, sep, mask
 }
 
-// By their names in vocab.txt; of two equal lines the last counts, as in the tokenizer. Bytes get four more ids.
-inline SpecialTokens special_tokens(const Tokenizer& tokenizer) {
-    if (!tokenizer.word_piece && tokenizer.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
-    check(tokenizer.word_piece, "%s: expected BERT's vocab.txt, or bytes, for a masked language model, got byte-pair "
-          "encoding, which has no [MASK]", tokenizer.path.c_str());
-    SpecialTokens s;
-    s.V = tokenizer.vocab_size();
-    const struct { const char* name; int* id; } table[] = {
-        {"[PAD]", &s.pad}, {"[UNK]", &s.unk}, {"[CLS]", &s.cls}, {"[SEP]", &s.sep}, {"[MASK]", &s.mask}};
-    for (const auto& row : table) {
-        for (int id = 0; id < s.V; id++) { if (tokenizer.tokens[(size_t)id] == row.name) { *row.id = id; } }
-        check(*row.id >= 0, "%s: has no line %s, which a masked language model needs", tokenizer.path.c_str(),
-              row.name);
+// By their names; bytes get four more ids
+inline SpecialTokens special_tokens(const Tokenizer& t) {
+    if (t.vocab_size() == 256) { return special_tokens(BYTE_VOCAB); }
+    const SpecialTokens s = {t.vocab_size(), t.id_of("[PAD]"), t.id_of("[UNK]"), t.id_of("[CLS]"), t.id_of("[SEP]"),
+                             t.id_of("[MASK]")};
+    const std::pair<const char*, int> needed[] = {{"[PAD]", s.pad}, {"[CLS]", s.cls}, {"[SEP]", s.sep},
+                                                  {"[MASK]", s.mask}};
+    for (const auto& [name, id] : needed) {
+        check(id >= 0, "%s: has no token %s, which a masked language model needs", t.path.c_str(), name);
     }
     return s;
 }
