@@ -23,6 +23,7 @@
 #include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
+#include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
 #include "llmc/adamw.cuh"                           // the update
 #include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
 #include "llmc/engine/run/program.h"                // its signals, errors and exit code

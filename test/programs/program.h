@@ -9,7 +9,7 @@
 
 #include "test/catch.h"
 #include "test/files.h"
-#include "llmc/engine/run/update.h"
+#include "llmc/engine/log.h"
 #include "llmc/engine/json.h"
 #include "llmc/base/portable.h"
 #include "llmc/engine/files/safetensors.h"

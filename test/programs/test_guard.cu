@@ -1,6 +1,6 @@
 // test_guard.cu -- updates that must not be applied: non-finite values, spikes, and what must not be taken for one.
 #include "test/catch.h"
-#include "llmc/engine/run/update.h"
+#include "llmc/engine/schedule.h"
 #include "llmc/base/portable.h"
 
 namespace {

@@ -4,7 +4,7 @@
 
 #include "test/faults.h"
 #include "test/files.h"
-#include "llmc/engine/run/update.h"
+#include "llmc/engine/log.h"
 
 namespace {
 StepRecord record_of(int64_t step) {

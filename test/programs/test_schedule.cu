@@ -1,6 +1,6 @@
 // test_schedule.cu -- the learning rate at the corners of each schedule, against values worked out by hand.
 #include "test/catch.h"
-#include "llmc/engine/run/update.h"
+#include "llmc/engine/schedule.h"
 
 namespace {
 // peak 1, so that the value is the fraction

@@ -7,8 +7,8 @@
 #include "../../base/device.h"
 #include "../ranks/comm.h"
 #include "../ranks/launch.h"
+#include "../log.h"
 #include "flags.h"
-#include "update.h"
 
 // Why the last checkpoint of this run was not saved, or "". The run finishes its other work before it exits with this.
 inline std::string not_saved;
@@ -96,30 +96,6 @@ inline void report_sudden_ends() {
         _exit(EXIT_OUT_OF_MEMORY);
     };
     on_exit(ended, nullptr);
-}
-
-// The commit, which the Makefile links in
-extern "C" __attribute__((weak)) const char build_commit[];
-inline const char* commit_of_build() {          // nullptr: not linked in
-    const char* commit = build_commit;
-    return commit;
-}
-
-// "commit 25e689e1ab, float32, CPU, compiler 12.2.0"
-inline std::string version_text() {
-    const char* commit = commit_of_build();
-    const char* precision = sizeof(floatX) == 2 ? "bf16" : "float32";
-    return strprintf("commit %s, %s, %s, compiler %s", commit != nullptr ? commit : "unknown", precision,
-                     ON_GPU ? "CUDA" : "CPU", __VERSION__);
-}
-
-// The first record of a training's log.jsonl, which --config reads
-inline Json config_record(const Options& o, const Json& encoding) {
-    Json flags = options_json(o);
-    flags.erase("config");                      // the flags that it gave are among the rest
-    const char* commit = commit_of_build();
-    return {{"kind", "config"}, {"commit", commit != nullptr ? Json(commit) : Json()}, {"time", utc_time()},
-            {"encoding", encoding}, {"flags", flags}};
 }
 
 // Runs a trainer's main on all ranks and turns what it throws into a message and an exit code.

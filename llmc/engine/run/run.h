@@ -5,10 +5,10 @@
 #include "../../matmul.cuh"
 #include "../model.cuh"
 #include "../ranks/gradients.cuh"
+#include "../schedule.h"
 #include "config.h"
 #include "program.h"
 #include "shared_files.h"
-#include "update.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs except the weights and moments

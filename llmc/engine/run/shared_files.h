@@ -18,7 +18,6 @@
 #include "../json.h"
 #include "../ranks/comm.h"
 #include "flags.h"
-#include "update.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // from run to run: the record of the data, and the flags
