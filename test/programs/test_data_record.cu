@@ -1,5 +1,5 @@
 // test_data_record.cu -- the checksum of a file's blocks, and how many files a checkpoint can list.
-#include "llmc/engine/run/shared_files.h"
+#include "llmc/engine/text/dataloader.h"
 #include "test/catch.h"
 #include "test/files.h"
 

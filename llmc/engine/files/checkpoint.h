@@ -14,9 +14,11 @@
 
 #include <map>
 #include <memory>
+#include <random>
 #include <tuple>
 
 #include "../../base/parse.h"
+#include "../ranks/comm.h"
 #include "outdir.h"
 #include "weights.h"
 
@@ -246,6 +248,66 @@ struct CheckpointSave {
                          format_bytes((double)available).c_str(), error.c_str());
     }
 };
+
+// Dies unless all ranks can write into a directory and see rank 0's file. A network file system may show it late.
+inline void check_shared_directory(const std::string& out) {
+    if (comm().size == 1) { return; }
+    const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
+    const std::string text = comm_text(std::to_string(std::random_device()()), "the probe of --out");
+    rank0_works([&] { write_text(path, text); }, "the probe of --out");
+    const double end = wall_seconds() + std::min(10.0, comm().timeout / 2);
+    const auto shared = [&] { return path_exists(path) && read_file(path) == text && access(out.c_str(), W_OK) == 0; };
+    while (!shared() && wall_seconds() < end) { usleep(20000); }
+    std::vector<char> all((size_t)comm().size);
+    const char mine = shared();
+    comm_all_gather(all.data(), &mine, 1, "the probe of --out");
+    if (comm().rank == 0) { io_unlink(path); }
+    const size_t blind = (size_t)(std::find(all.begin(), all.end(), 0) - all.begin());
+    check(blind == all.size(), "--out %s: rank %zu cannot write there, or cannot read what rank 0 has written: "
+          "expected a directory that all ranks share, as each saves its part of the moments there", out.c_str(), blind);
+}
+
+// A collective: saves c as the checkpoint of `step` in `out`, and returns why that failed, "" if it did not. The ranks
+// go through the stages together, and each writes its own moments. sync_log(): writes the log that belongs to it
+template <class Sync>
+std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c, int keep, Sync sync_log) {
+    const bool first = comm().rank == 0;
+    CheckpointSave save(out, step, c);
+    FileSums sums;
+    std::string failure;
+    // The ranks with `works` do this stage, unless an earlier one has failed.
+    const auto stage = [&](bool works, auto work) {
+        if (!failure.empty()) { return; }
+        std::string mine;
+        const auto guarded = [&] {
+            try {
+                work();
+            } catch (const Error& e) {
+                if (e.code != EXIT_BAD_INPUT) { throw; }        // a failed device is a different error
+                mine = (first ? "" : strprintf("rank %d: ", comm().rank)) + e.what();
+            }
+        };
+        ranks_work(works, guarded, "checkpoint");
+        failure = first_text(mine, "checkpoint");
+    };
+    // 1 the log, and a directory under a temporary name
+    stage(first, [&] { sync_log(); save.begin(); });
+    // 2 the files, and rank 0 learns the checksums of the other ranks' moments
+    stage(true, [&] { sums = save.write_part(comm().rank); });
+    if (failure.empty()) {
+        std::vector<FileSum> all((size_t)comm().size);
+        comm_all_gather(all.data(), &sums.back().second, 1, "checkpoint");
+        for (int rank = 1; rank < comm().size && first; rank++) {
+            sums.push_back({optimizer_file(rank), all[(size_t)rank]});
+        }
+    }
+    // 3 makes it a checkpoint, and deletes old ones; or takes back what there is
+    stage(first, [&] { save.publish(sums); });
+    stage(first, [&] { save.retire(keep); });
+    if (failure.empty()) { return ""; }
+    rank0_works([&] { save.undo(); }, "checkpoint");
+    return strprintf("step %d is not saved: ", step) + first_text(first ? save.explain(failure) : "", "checkpoint");
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // loading

@@ -79,9 +79,6 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
     return steps;
 }
 
-// a checksum in a manifest's form: xxHash3's 64 bits
-inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
-
 using FileSums = std::vector<std::pair<std::string, FileSum>>;       // a file's name, its size and checksum
 
 // The manifest's own checksum covers the text before it, and the text must be exactly what this program would write. So

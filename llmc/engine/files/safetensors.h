@@ -89,6 +89,38 @@ inline FileSum sum_file(const std::string& path) {
     return {f.size, XXH3_64bits_digest(&hash)};
 }
 
+// a checksum in a manifest's form: xxHash3's 64 bits
+inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
+
+// The checksum of `count` blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
+inline uint64_t sampled_sum(const File& file, uint64_t count = 64) {
+    const uint64_t block = 65536;
+    std::vector<uint8_t> bytes(block);
+    uint64_t sum = 0;
+    if (file.size <= block * count) {
+        bytes.resize(file.size);
+        file.read(bytes.data(), file.size, 0);
+        return checksum(bytes.data(), bytes.size());
+    }
+    const uint64_t last = file.size - block;
+    for (uint64_t i = 0; i < count; i++) {
+        file.read(bytes.data(), block, last / (count - 1) * i + last % (count - 1) * i / (count - 1));
+        sum = checksum(bytes.data(), block, sum);
+    }
+    return sum;
+}
+
+// Files as the record lists them
+inline Json file_records(const std::vector<std::string>& paths) {
+    Json list = Json::array();
+    for (const std::string& path : paths) {
+        const File file(path);
+        list.push_back({{"file", path.substr(path.rfind('/') + 1)}, {"bytes", file.size},
+                        {"blocks", sum_text(sampled_sum(file))}});
+    }
+    return list;
+}
+
 using Shape = std::vector<size_t>;      // (): a scalar
 
 // "(50257, 768)"

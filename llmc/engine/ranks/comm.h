@@ -12,7 +12,8 @@
 #include <thread>
 
 #include "../../base/device.h"
-
+#include "../files/safetensors.h"
+#include "../run/flags.h"
 #include "launch.h"
 
 constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
@@ -143,6 +144,16 @@ inline std::vector<int> comm_strays(uint64_t hash) {
     return strays;
 }
 
+// On rank 0 alone: a message that every rank would print
+PRINTF_LIKE(1, 2) inline void say_once(const char* fmt, ...) {
+    if (comm().rank > 0) { return; }
+    va_list ap;
+    va_start(ap, fmt);
+    const std::string s = vstrprintf(fmt, ap);
+    va_end(ap);
+    say("%s", s.c_str());
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // large arrays, on the device
 
@@ -254,6 +265,63 @@ inline std::string first_text(const std::string& mine, const char* what) {
     comm_all_gather(all.data(), &line, 1, what);
     for (const Line& l : all) { if (l.text[0] != 0) { return comm().size == 1 ? mine : l.text; } }
     return "";
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the same on all ranks, by collectives: ranks whose data, model or program differ would silently train something else.
+// A difference is the same error on every rank, with both values in it.
+
+// Dies unless all ranks have these facts, by the same keys: one hash is compared, and where it differs, key after key.
+inline void check_same(const Facts& facts) {
+    uint64_t hash = 0;
+    for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
+    if (comm_strays(hash).empty()) { return; }
+    for (const auto& [key, value] : facts) {
+        const std::vector<int> strays = comm_strays(checksum(value));
+        if (strays.empty()) { continue; }
+        const size_t room = 1024;
+        std::string shown = printable(value, 250);          // escaped, at most 4 bytes each
+        shown.resize(room);
+        std::vector<char> all(room * (size_t)comm().size);
+        comm_all_gather(all.data(), shown.data(), room, "comparison of the ranks");
+        die(EXIT_BAD_INPUT, "%s: expected the same on all ranks, got %s on rank %d and %s on rank 0", key.c_str(),
+            &all[room * (size_t)strays[0]], strays[0], all.data());
+    }
+}
+
+// The program, as different builds may round, or exchange messages, differently; and all flags but the number of
+// threads
+inline void check_same_start(const Options& o) {
+    if (comm().size == 1) { return; }
+    const FileSum sum = sum_file("/proc/self/exe");
+    Facts facts = {{"the program", strprintf("a file of %llu bytes, checksum %016llx", (unsigned long long)sum.bytes,
+                                             (unsigned long long)sum.sum)}};
+    for_each_option(o, [&](const OptionRow& row, const auto& value) {
+        if (!(row.programs & o.program) || strcmp(row.name, "threads") == 0) { return; }
+        facts.push_back({std::string("--") + row.name, "'" + option_text(value) + "'"});
+    });
+    check_same(facts);
+}
+
+// The files of a flag, by their records or by their paths
+inline void check_same_records(const std::string& flag, const Json& files) {
+    uint64_t bytes = 0;
+    for (const Json& f : files) { bytes += f.at("bytes").get<uint64_t>(); }
+    check_same({{flag, strprintf("%zu files, %llu bytes, checksum %08x", files.size(), (unsigned long long)bytes,
+                                 (unsigned)checksum(json_text(files)))}});
+}
+inline void check_same_files(const std::string& flag, const std::vector<std::string>& paths) {
+    if (comm().size > 1) { check_same_records(flag, file_records(paths)); }
+}
+
+// The model of a flag, which every rank reads; the manifest has the checksum of all its bytes
+inline void check_same_model(const std::string& flag, const std::string& path) {
+    std::vector<std::string> files;
+    for (const std::string name : {"", "/manifest.json", "/state.json", "/config.json", "/model.safetensors",
+                                   "/model.safetensors.index.json"}) {
+        if (path_exists(path + name) && !is_directory(path + name)) { files.push_back(path + name); }
+    }
+    check_same_files(flag + " " + path, files);
 }
 
 // ----------------------------------------------------------------------------------------------------------

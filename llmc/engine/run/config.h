@@ -9,20 +9,6 @@
 #include "config_json.h"
 #include "flags.h"
 
-// The command that writes the files of this pattern, "" if no script of data/ does
-inline std::string data_command(const std::string& pattern, Program program) {
-    struct Script { const char *directory, *name, *for_bert; };
-    const Script scripts[] = {{"data/tinyshakespeare/", "tinyshakespeare.py", " --encoding bert"},
-                              {"data/edu_fineweb10B/", "fineweb_edu.py", " --encoding bert"},
-                              {"data/wikitext103/", "wikitext.py", " --encoding bert"},
-                              {"data/mldr_en/", "mldr.py", ""}, {"data/msmarco/", "msmarco.py", ""}};
-    for (const Script& s : scripts) {
-        if (pattern.find(s.directory) == std::string::npos) { continue; }
-        return std::string("python3 data/") + s.name + (program == BERT_FLAG ? s.for_bert : "");
-    }
-    return "";
-}
-
 // ----------------------------------------------------------------------------------------------------------
 // --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
 

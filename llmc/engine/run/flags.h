@@ -403,3 +403,39 @@ inline Names changed_flags(const Options& o) {
 inline std::string banner_line(const char* label, const Names& pieces) {
     return strprintf("%-17s %s\n", label, wrapped(pieces, 18, 18, CONSOLE_COLUMNS).c_str());
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// the flags of a run that is resumed, which are in state.json
+
+using Facts = std::vector<std::pair<std::string, std::string>>;     // keys and their values
+
+// "lr 0.001, not 0.003": the first fact that is not what it was, or "". The same keys stand at the same places.
+inline std::string first_difference(const Facts& now, const Facts& was) {
+    const auto value = [](const Facts& facts, size_t i) {
+        return i < facts.size() && !facts[i].second.empty() ? printable(facts[i].second, 250) : "absent";
+    };
+    for (size_t i = 0; i < std::max(now.size(), was.size()); i++) {
+        if (i < now.size() && i < was.size() && now[i].second == was[i].second) { continue; }
+        return (i < now.size() ? now : was)[i].first + " " + value(now, i) + ", not " + value(was, i);
+    }
+    return "";
+}
+
+// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
+// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Call this, and save
+// options, after -1 has been replaced by the number that it stands for: a total batch of B*T changes with B.
+inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
+    // through JSON text, as the saved flags: a path that is not UTF-8 then has U+FFFD in both
+    const Json current = parse_json(json_text(options_json(now)), "flags");
+    const Json defaults = options_json(Options(now.program));
+    check(saved.is_object(), "%s: expected an object of flags", what.c_str());
+    Facts is, was;
+    for (const OptionRow& row : option_rows(now.program)) {
+        if (row.on_resume == FREE || now.may_change(row.name)) { continue; }
+        is.push_back({row.name, json_words(current.at(row.name))});
+        was.push_back({row.name, json_words(saved.contains(row.name) ? saved.at(row.name) : defaults.at(row.name))});
+    }
+    const std::string difference = first_difference(is, was), flag = difference.substr(0, difference.find(' '));
+    check(difference.empty(), "--%s as in %s: resuming needs the old value, or --allow_change %s", difference.c_str(),
+          what.c_str(), flag.c_str());
+}

@@ -8,7 +8,6 @@
 #include "../schedule.h"
 #include "config.h"
 #include "program.h"
-#include "shared_files.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs except the weights and moments
@@ -50,7 +49,7 @@ struct Run {
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner (data_text)
     RunState state;
-    Json record = Json::object();                               // of its data (shared_files.h), if it saves
+    Json record = Json::object();                               // of its data (dataloader.h), if it saves
     std::unique_ptr<Log> log;
     std::string diverged;                                       // what look() has caught before this update
     int64_t first_step = 0;
@@ -79,25 +78,6 @@ struct Run {
 // Whether --eval_lengths names windows of --val_files, and not the lengths of prompts or documents
 inline bool evaluates_lengths(const Options& o) {
     return !o.eval_lengths.empty() && o.encode.empty();
-}
-
-// The files of a flag; only GPT-2's training takes rows. Without a match, the message names the script that makes them.
-inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
-    const Doing opening("opening the data");
-    const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
-    const std::string command = data_command(pattern, o.program);
-    try {
-        if (!command.empty()) { expand_pattern(pattern); }
-    } catch (const Error& e) {
-        die(e.code, "%s %s: no such file; this writes it: %s", flag, pattern.c_str(), command.c_str());
-    }
-    return std::make_unique<TokenFiles>(pattern, flag, vocab, o.program == GPT2_FLAG && &pattern == &o.train_files);
-}
-
-inline std::vector<std::string> file_paths(const TokenFiles& files) {
-    std::vector<std::string> paths;
-    for (const Shard& s : files.shards) { paths.push_back(s.path); }
-    return paths;
 }
 
 // Records a flag's files (TokenFiles, Documents or null), the same on all ranks, for the checkpoints of a run.
@@ -243,7 +223,7 @@ inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     check_replicas(p, "nothing is saved; a machine that computes wrongly?");
     saving = 1;
     const Checkpoint c = checkpoint_view(r, p, gather_master(p), config);
-    const std::string failure = save_on_ranks(o.out, step, c, o.keep, *r.log);
+    const std::string failure = save_on_ranks(o.out, step, c, o.keep, [&] { r.log->sync(); });
     saving = 0;
     check(failure.empty() || !must, "%s", failure.c_str());
     const bool last = step >= o.steps;

@@ -22,12 +22,14 @@
 // of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
 #pragma once
 
+#include <map>
 #include <memory>
 
 #include <fnmatch.h>
 
 #include "../../base/common.h"
 #include "../../base/portable.h"
+#include "../ranks/comm.h"
 #include "../stand_in.h"
 
 constexpr int SHARD_HEADER_BYTES = 1024;
@@ -318,5 +320,107 @@ inline void fill_batch(const TokenFiles& files, int T, uint64_t first_index, int
     for (int i = 0; i < count; i++) {
         const size_t row = (size_t)i * (size_t)T;
         files.window(sample_window(first_index + (uint64_t)i, windows, seed, shuffle), T, inputs + row, targets + row);
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the files that a flag names
+
+// The command that writes the files of this pattern, "" if no script of data/ does
+inline std::string data_command(const std::string& pattern, Program program) {
+    struct Script { const char *directory, *name, *for_bert; };
+    const Script scripts[] = {{"data/tinyshakespeare/", "tinyshakespeare.py", " --encoding bert"},
+                              {"data/edu_fineweb10B/", "fineweb_edu.py", " --encoding bert"},
+                              {"data/wikitext103/", "wikitext.py", " --encoding bert"},
+                              {"data/mldr_en/", "mldr.py", ""}, {"data/msmarco/", "msmarco.py", ""}};
+    for (const Script& s : scripts) {
+        if (pattern.find(s.directory) == std::string::npos) { continue; }
+        return std::string("python3 data/") + s.name + (program == BERT_FLAG ? s.for_bert : "");
+    }
+    return "";
+}
+
+// The files of a flag; only GPT-2's training takes rows. Without a match, the message names the script that makes them.
+inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
+    const Doing opening("opening the data");
+    const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
+    const std::string command = data_command(pattern, o.program);
+    try {
+        if (!command.empty()) { expand_pattern(pattern); }
+    } catch (const Error& e) {
+        die(e.code, "%s %s: no such file; this writes it: %s", flag, pattern.c_str(), command.c_str());
+    }
+    return std::make_unique<TokenFiles>(pattern, flag, vocab, o.program == GPT2_FLAG && &pattern == &o.train_files);
+}
+
+inline std::vector<std::string> file_paths(const TokenFiles& files) {
+    std::vector<std::string> paths;
+    for (const Shard& s : files.shards) { paths.push_back(s.path); }
+    return paths;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the record of a run's data, which its checkpoints keep, so that a run is not resumed on other data
+//
+// state.json:  "data": {"train_files": [{"file": "shard_000001.bin", "bytes": 200001024, "blocks": "xxh3:..."}, ...],
+//                       "val_files": [...]}
+//
+// A file is identified by its last name, its size and the checksum of 64 of its blocks, in any directory.
+// data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
+
+// Warns, once for each of these (the files of a flag, or null), if a file's contents came before, under any name
+template <class... Files> void say_repeated(const Files*... all) {
+    std::map<std::pair<uint64_t, uint64_t>, std::pair<std::string, std::string>> found;     // by size and contents
+    const auto look = [&](const auto* files) {
+        std::string what;
+        for (const std::string& path : files != nullptr ? file_paths(*files) : Names()) {
+            const File file(path);
+            const auto [same, fresh] = found.insert({{file.size, sampled_sum(file, 4)}, {files->flag, path}});
+            if (fresh || !what.empty()) { continue; }
+            if (sampled_sum(file) != sampled_sum(File(same->second.second))) { continue; }      // alike in 4 blocks
+            what = path + " holds the same data as " + same->second.second + " of " + same->second.first;
+            if (same->second.first != files->flag) { what += ", so what is measured on it is trained on, too"; }
+        }
+        if (!what.empty()) { say_once("warning: %s: %s", files->flag.c_str(), what.c_str()); }
+    };
+    (look(all), ...);
+}
+
+// Adds the files of a flag to the record of a run's data. If state.json, which also holds the flags, were too long to
+// be read, the checkpoint could not be resumed.
+inline void add_to_record(Json& record, const std::string& flag, const Json& files) {
+    record[flag] = files;
+    size_t count = 0;
+    for (const auto& item : record.items()) { count += item.value().size(); }
+    const uint64_t room = JSON_MAX_BYTES - 300000, bytes = json_text(Json{{"data", record}}, 2).size();
+    check(bytes <= room, "--%s: expected at most %llu files, because a checkpoint's list has no room for more, got "
+          "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
+}
+
+// The files of a flag's record, `what` for messages
+inline Facts file_facts(const Json& files, const std::string& what) {
+    check(files.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(files).c_str());
+    Facts facts;
+    for (const Json& f : files) {
+        const std::string size = json_text(json_at(f, "bytes", what)), sum = json_string(f, "blocks", what);
+        facts.push_back({strprintf("file %zu is", facts.size() + 1),
+                         json_string(f, "file", what) + " of " + size + " bytes (" + sum + ")"});
+    }
+    return facts;
+}
+
+// Compares the record with the state.json of the run to be resumed, which `what` names.
+inline void check_resumed_data(const Options& o, const Json& record, const Json& state, const std::string& what) {
+    if (!state.contains("data")) { return; }            // written before there was a record
+    const Json now = parse_json(json_text(record), "data");
+    for (const auto& item : json_at(state, "data", what).items()) {
+        const std::string& flag = item.key();
+        if (!now.contains(flag)) { continue; }          // this run does not read them
+        const std::string difference = first_difference(file_facts(now.at(flag), what), file_facts(item.value(), what));
+        if (difference.empty()) { continue; }
+        const std::string finding = "--" + flag + ": " + difference + " as in " + what;
+        check(o.may_change(flag) || flag == "val_files", "%s; restore the data, or --allow_change %s", finding.c_str(),
+              flag.c_str());
+        say("warning: %s", finding.c_str());
     }
 }
