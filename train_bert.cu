@@ -25,9 +25,7 @@
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
 #include "llmc/adamw.cuh"                           // the update
-#include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
-#include "llmc/engine/run/program.h"                // its signals, errors and exit code
-#include "llmc/engine/run/plan.h"                   // its batches and memory; --help, and the banner
+#include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
 #include "llmc/lab/use_bert.h"                      // the work of a trained model, and contrastive training
 
 // ----------------------------------------------------------------------------------------------------------
@@ -503,8 +501,7 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     return code;
 }
 
-int bert_main(int argc, char** argv) {
-    Run run;
+int bert_main(Run& run, int argc, char** argv) {
     Options& o = run.o;
     o = parse_options(argc, argv, BERT_FLAG);
     if (o.help) { return print_help("train_bert", bert_help(), BERT_FLAG); }

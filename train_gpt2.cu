@@ -23,9 +23,7 @@
 #include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
 #include "llmc/adamw.cuh"                           // the update
-#include "llmc/engine/run/run.h"                    // a run around it: logs, checkpoints, signals, several ranks
-#include "llmc/engine/run/program.h"                // its signals, errors and exit code
-#include "llmc/engine/run/plan.h"                   // its batches and memory; --help, and the banner
+#include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
 #include "llmc/lab/use_gpt2.h"                      // the work of a trained model: evaluation, samples, HellaSwag
 
 // ----------------------------------------------------------------------------------------------------------
@@ -423,8 +421,7 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     }
 }
 
-int gpt2_main(int argc, char** argv) {
-    Run run;
+int gpt2_main(Run& run, int argc, char** argv) {
     Options& o = run.o;
     o = parse_options(argc, argv, GPT2_FLAG);
     if (o.help) { return print_help("train_gpt2", gpt2_help(), GPT2_FLAG); }

@@ -18,7 +18,7 @@ import sys
 FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/attention", "llmc/attention.cuh"],
           ["llmc/engine", "llmc/engine/run/flags.h"], ["llmc/engine/files"], ["llmc/engine/ranks"],
           ["llmc/engine/text", "llmc/engine/files/checkpoint.h"], ["llmc/engine/model.cuh"],
-          ["llmc/engine/run", "llmc/engine/log.h"], ["llmc/lab"], ["trainers", "llmc/compiled"]]
+          ["llmc/engine/run", "llmc/engine/log.h", "llmc/engine/run.h"], ["llmc/lab"], ["trainers", "llmc/compiled"]]
 
 # the top level: these directories and files, and what begins with a dot
 PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"

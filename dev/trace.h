@@ -11,7 +11,7 @@
 // CABLE_FLIP=STEP:KERNEL:TENSOR:BIT flips a bit after that kernel, to test the tool. Only rank 0 is traced.
 #pragma once
 
-#include "../llmc/engine/run/run.h"
+#include "../llmc/engine/run.h"
 
 class Trace {
 public:

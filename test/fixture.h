@@ -9,7 +9,7 @@
 
 #include "llmc/engine/model.cuh"
 #include "llmc/engine/run/config.h"
-#include "llmc/engine/run/program.h"
+#include "llmc/engine/run.h"
 
 // A trainer's model and activations, freed at the end
 template <class Trained> struct HeldModel : Trained {

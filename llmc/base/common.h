@@ -31,7 +31,7 @@
 // The exit codes of every program in this repository. 0 is success.
 enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
 
-// The signal after which a training run must save and end, 0 = none (run/program.h sets it). Long loops look at it
+// The signal after which a training run must save and end, 0 = none (run.h sets it). Long loops look at it
 // between two batches; the resumed run does what they leave undone.
 inline volatile sig_atomic_t stop_signal = 0;
 // The signals with which batch systems and terminals end a run

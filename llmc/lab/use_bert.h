@@ -146,6 +146,19 @@ inline void write_embeddings(const std::string& dir, const Embeddings& e, const 
 // ----------------------------------------------------------------------------------------------------------
 // flags and data
 
+inline std::string bert_help() {
+    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
+           "\n" + sizes_help(BERT_FLAG) + "\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
+           "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 \\\n"
+           "               --B 16 --steps 1000 --lr 2e-3 --warmup 100 --final_lr 0.1 \\\n"
+           "               --pos cable --out run/bert --checkpoint_every 500\n"
+           "Measure how far it extrapolates beyond the length it was trained at:\n"
+           "  ./train_bert --load run/bert --val_files b.txt --eval_lengths 128,256,512\n"
+           "Fill in the blanks:\n"
+           "  ./train_bert --load run/bert --predict \"the [MASK]at sat on the mat\"\n";
+}
+
 constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 
 // Whether the flags request one of these. Flags that make no sense together are refused first.

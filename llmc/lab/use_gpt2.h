@@ -8,7 +8,7 @@
 
 #include <numeric>
 
-#include "../engine/run/plan.h"
+#include "../engine/run.h"
 #include "../engine/text/tokenizer.h"
 #include "../matmul.cuh"
 #include "evaluate.h"
@@ -152,6 +152,19 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
 
 // ----------------------------------------------------------------------------------------------------------
 // the flags and their work
+
+inline std::string gpt2_help() {
+    return "Trains, evaluates and samples a GPT-2 with any of these encodings (--pos):\n" + position_help() + "\n" +
+           sizes_help(GPT2_FLAG) + "\n"
+           "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
+           "  ./train_gpt2 --train_files a.txt --val_files b.txt --model 4,4,128 --T 256 \\\n"
+           "               --steps 2000 --lr 1e-3 --warmup 100 --final_lr 0.1 --pos cable \\\n"
+           "               --out run/cable --checkpoint_every 500\n"
+           "Measure how far it extrapolates beyond the length it was trained at:\n"
+           "  ./train_gpt2 --load run/cable --val_files b.txt --eval_lengths 256,512,1024\n"
+           "Write text:\n"
+           "  ./train_gpt2 --load run/cable --generate \"Once upon a time\" --top_k 40\n";
+}
 
 constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --generate and --dump_bias";
 

@@ -1,7 +1,7 @@
 // lab/validate.h -- the token files of a run, and the validation between two updates of a training.
 #pragma once
 
-#include "../engine/run/run.h"
+#include "../engine/run.h"
 #include "evaluate.h"
 
 // The token files that the flags name, opened and checked before any work; null where none is read

@@ -14,7 +14,7 @@
 
 #include "llmc/engine/text/documents.h"
 #include "llmc/lab/use_gpt2.h"
-#include "llmc/engine/run/plan.h"
+#include "llmc/engine/run.h"
 
 namespace {
 

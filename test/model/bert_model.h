@@ -9,7 +9,7 @@
 
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/engine/run/plan.h"
+#include "llmc/engine/run.h"
 #include "llmc/lab/use_bert.h"
 
 namespace {

@@ -13,7 +13,7 @@
 #include "llmc/attention/decode.cuh"
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
-#include "llmc/engine/run/plan.h"
+#include "llmc/engine/run.h"
 #include "llmc/lab/use_gpt2.h"
 
 namespace {

@@ -3,6 +3,7 @@
 #include <cfloat>
 
 #include "test/programs/program.h"
+#include "llmc/engine/schedule.h"
 #include "llmc/engine/files/outdir.h"
 #include "llmc/engine/text/tokenizer.h"
 

@@ -472,8 +472,7 @@ int main(int argc, char** argv) {
         const Names words(argv, argv + argc);
         Launch launch = find_launch();
         if (launch.size == 1 && argc > 3 && words[(size_t)argc - 2] == "--ranks") {
-            int code = 0;
-            if (fork_ranks(atoi(argv[argc - 1]), launch, code)) { return code; }
+            launch = fork_ranks(atoi(argv[argc - 1]));
         }
         comm_init(launch, words);
         return comm_finish(run(argc, argv));

@@ -209,9 +209,9 @@ inline void close_ends(const SocketPairs& ends, int r) {
     }
 }
 
-// Starts n ranks. In each of them it returns false, with `launch` filled in. In the parent it returns true after all
-// ranks have ended, with the exit code in `code`. Called before any thread exists: a fork does not copy threads.
-inline bool fork_ranks(int n, Launch& launch, int& code) {
+// Starts n ranks, and returns in each of them. The parent process waits for them and ends with their exit code. Called
+// before any thread exists: a fork does not copy threads.
+inline Launch fork_ranks(int n) {
     const char* crowded = getenv("CABLE_OVERSUBSCRIBE");
     const std::string why = crowd_refusal(n, cores_here(), (double)host_memory_available(),
                                           crowded != nullptr && strcmp(crowded, "1") == 0);
@@ -238,8 +238,7 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
             become_rank(parent, before);
             close_ends(ends, l.rank);
             l.sockets = ends[(size_t)l.rank];
-            launch = l;
-            return false;
+            return l;
         }
         if (child < 0) {
             const int error = errno;
@@ -251,6 +250,5 @@ inline bool fork_ranks(int n, Launch& launch, int& code) {
     }
     close_ends(ends, -1);
     say("--ranks %d: the ranks are processes%s", n, shown.c_str());
-    code = watch_ranks(ranks, awaited);
-    return true;
+    _exit(watch_ranks(ranks, awaited));     // not exit(): its handlers would report a rank's failure as this process's
 }
