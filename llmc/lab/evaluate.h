@@ -91,7 +91,7 @@ bool share_batches(const std::vector<RowBatch>& batches, size_t width, Progress&
         for (size_t r = 0; r < b.n; r++) { take(b.first + r, results + r * width); }
         progress.update(done += b.n * b.T, total);
     };
-    return share_pieces<R>(batches.size(), most, progress.label.c_str(), compute, take_all);
+    return distribute_pieces<R>(batches.size(), most, progress.label.c_str(), compute, take_all);
 }
 
 struct Evaluation {

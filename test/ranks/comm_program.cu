@@ -104,7 +104,7 @@ void test_sum(uint64_t seed, size_t n, size_t m) {
     copy_to_host(&after, data + n, sizeof(float), stream);
     expect(after == guard, "the guard after the data", n, m);
     if (n > 100 && leaves.size() > 3) { expect(in_order_differs > n / 10, "another order of additions", n, m); }
-    expect(comm_strays(checksum(found.data(), sizeof(float) * n)).empty(), "the same on all ranks", n, m);
+    expect(ranks_that_differ(checksum(found.data(), sizeof(float) * n)).empty(), "the same on all ranks", n, m);
     device_free(data);
 }
 
@@ -254,7 +254,7 @@ void test_steps(int steps, uint64_t seed, int L, int n, int leaves) {
             }
         }
         expect(g.loss == loss, "a step's loss", (size_t)L, (size_t)n);
-        expect(comm_strays(checksum(&g.norm, sizeof(g.norm))).empty(), "a step's norm", (size_t)L, (size_t)n);
+        expect(ranks_that_differ(checksum(&g.norm, sizeof(g.norm))).empty(), "a step's norm", (size_t)L, (size_t)n);
         const bool counted = c.sent - sent == sizeof(float) * leaves_rank;
         expect(c.node > 0 || counted, "the bytes of a step", (size_t)L, (size_t)n);
         test_bad_tensor(p, g.grads);
@@ -306,14 +306,14 @@ void test_small() {
         expect(text[n] == 'x', "the guard after a broadcast", n, 1);
     }
     std::vector<float> replica(2500, 0.25f);
-    const auto strays = [&] { return comm_strays(checksum(replica.data(), sizeof(float) * replica.size())); };
-    expect(strays().empty(), "equal replicas", 1, 1);
+    const auto differing = [&] { return ranks_that_differ(checksum(replica.data(), sizeof(float) * replica.size())); };
+    expect(differing().empty(), "equal replicas", 1, 1);
     // the lowest bit of one weight of one rank
     for (size_t i : {(size_t)0, (size_t)999, (size_t)1000, replica.size() - 1}) {
         const float good = replica[i];
         if (rank == size - 1) { replica[i] = nextafterf(good, 1.0f); }
         const std::vector<int> none, last = {size - 1};
-        expect(strays() == (size > 1 ? last : none), "a replica that drifted", i, 1);
+        expect(differing() == (size > 1 ? last : none), "a replica that drifted", i, 1);
         replica[i] = good;
     }
 }
@@ -328,14 +328,14 @@ void test_pieces(size_t pieces, size_t stop_at) {
         out[1] = rank;
     };
     const auto take = [&](size_t i, const size_t* out) {
-        expect(out[0] == i * i && out[1] == i % size, "share_pieces", i, pieces);
+        expect(out[0] == i * i && out[1] == i % size, "distribute_pieces", i, pieces);
         done.push_back(i);
     };
-    const bool whole = share_pieces<size_t>(pieces, 2, "pieces", work, take);
+    const bool whole = distribute_pieces<size_t>(pieces, 2, "pieces", work, take);
     stop_signal = 0;
     const size_t last_round = std::min(pieces, (stop_at / size + 1) * size);
     const size_t expected = stop_at < pieces ? last_round : pieces;
-    expect(whole == (expected == pieces) && done.size() == expected, "what share_pieces has done", expected, pieces);
+    expect(whole == (expected == pieces) && done.size() == expected, "distribute_pieces", expected, pieces);
     for (size_t i = 0; i < done.size(); i++) { expect(done[i] == i, "the order of the pieces", i, pieces); }
 }
 

@@ -136,12 +136,12 @@ inline std::string comm_text(std::string text, const char* what) {
 }
 
 // The ranks whose hash is not rank 0's, on all ranks
-inline std::vector<int> comm_strays(uint64_t hash) {
+inline std::vector<int> ranks_that_differ(uint64_t hash) {
     std::vector<uint64_t> all((size_t)comm().size);
     comm_all_gather(all.data(), &hash, 1, "comparison of the ranks");
-    std::vector<int> strays;
-    for (int r = 1; r < comm().size; r++) { if (all[(size_t)r] != all[0]) { strays.push_back(r); } }
-    return strays;
+    std::vector<int> differing;
+    for (int r = 1; r < comm().size; r++) { if (all[(size_t)r] != all[0]) { differing.push_back(r); } }
+    return differing;
 }
 
 // On rank 0 alone: a message that every rank would print
@@ -275,17 +275,17 @@ inline std::string first_text(const std::string& mine, const char* what) {
 inline void check_same(const Facts& facts) {
     uint64_t hash = 0;
     for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
-    if (comm_strays(hash).empty()) { return; }
+    if (ranks_that_differ(hash).empty()) { return; }
     for (const auto& [key, value] : facts) {
-        const std::vector<int> strays = comm_strays(checksum(value));
-        if (strays.empty()) { continue; }
+        const std::vector<int> differing = ranks_that_differ(checksum(value));
+        if (differing.empty()) { continue; }
         const size_t room = 1024;
         std::string shown = printable(value, 250);          // escaped, at most 4 bytes each
         shown.resize(room);
         std::vector<char> all(room * (size_t)comm().size);
         comm_all_gather(all.data(), shown.data(), room, "comparison of the ranks");
         die(EXIT_BAD_INPUT, "%s: expected the same on all ranks, got %s on rank %d and %s on rank 0", key.c_str(),
-            &all[room * (size_t)strays[0]], strays[0], all.data());
+            &all[room * (size_t)differing[0]], differing[0], all.data());
     }
 }
 

@@ -167,7 +167,7 @@ template <class Exchange> void exchange_now(const char* what, Stream stream, Exc
 // so the pieces of a round are neighbours, which take about the same time. Returns false, on every rank, if a signal
 // has stopped one of them: then some pieces were not computed.
 template <class T, class Work, class Take>
-bool share_pieces(size_t pieces, size_t most, const char* what, Work work, Take take) {
+bool distribute_pieces(size_t pieces, size_t most, const char* what, Work work, Take take) {
     const size_t ranks = (size_t)comm().size, rank = (size_t)comm().rank;
     std::vector<T> mine(most), all(most * ranks);
     for (size_t round = 0; round < pieces; round += ranks) {

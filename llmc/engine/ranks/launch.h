@@ -106,7 +106,7 @@ inline std::string launch_refusal(const Launch& l, Names program) {
 // ----------------------------------------------------------------------------------------------------------
 // --ranks N
 
-constexpr double LAST_WORDS = 3;            // seconds between the failure of a rank and SIGKILL for the rest
+constexpr double GRACE_PERIOD = 3;          // seconds between the failure of a rank and SIGKILL for the rest
 constexpr int CROWD = 8;                    // ranks on a core, at the most
 constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
 
@@ -143,7 +143,7 @@ inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
     for (size_t left = ranks.size(); left > 0;) {
         const timespec patience = {0, 100000000};
         const int number = sigtimedwait(&awaited, nullptr, &patience);
-        const bool late = code != 0 && wall_seconds() > failed + LAST_WORDS;
+        const bool late = code != 0 && wall_seconds() > failed + GRACE_PERIOD;
         for (size_t r = 0; r < ranks.size(); r++) {
             int status = 0;
             if (ranks[r] < 0) { continue; }

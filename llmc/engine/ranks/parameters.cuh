@@ -294,6 +294,6 @@ inline void check_replicas(Parameters& p, const char* why) {
     if (comm().size == 1) { return; }
     settle_weights(p);
     const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
-    const std::vector<int> strays = comm_strays(replica_hash((const float*)p.weights, words, p.stream));
-    check(strays.empty(), "the parameters differ from rank 0's on rank %s: %s", option_text(strays).c_str(), why);
+    const std::vector<int> differing = ranks_that_differ(replica_hash((const float*)p.weights, words, p.stream));
+    check(differing.empty(), "the parameters differ from rank 0's on rank %s: %s", option_text(differing).c_str(), why);
 }

@@ -40,7 +40,7 @@ struct Wire {
     // Ends the other ranks, and perhaps this one.
     virtual void end_all(int code) = 0;
 
-    // For the roll call: tells a rank that this one waits; marks in `heard` (size) the ranks that have said so.
+    // For MissingRanks: tells a rank that this one waits; marks in `heard` (size) the ranks that have said so.
     virtual void say_waiting(int rank) = 0;
     virtual void hear_waiting(std::vector<char>& heard) = 0;
 };
@@ -88,28 +88,28 @@ struct Deadline {
 // Finds out who is missing when a message does not arrive: the sender may itself be waiting for another rank. So a rank
 // that has waited for half of --collective_timeout tells all ranks. When its time is up, the ranks that have not told
 // it the same during this wait are missing: they have stopped, or are late by more than that half.
-struct RollCall {
+struct MissingRanks {
     Wire& wire;
     std::vector<char> heard;                // (ranks)
     bool called = false;
 
     // Forgets what was heard during earlier waits.
-    explicit RollCall(Wire& wire) : wire(wire), heard((size_t)comm().size) {
+    explicit MissingRanks(Wire& wire) : wire(wire), heard((size_t)comm().size) {
         wire.hear_waiting(heard);
         std::fill(heard.begin(), heard.end(), 0);
     }
     // "1, 3": the ranks that are missing, as far as this rank knows after `waited` seconds
-    std::string missing(double waited) {
+    std::string names(double waited) {
         if (waited < comm().timeout / 2) { return ""; }
         wire.hear_waiting(heard);
-        std::string names;
+        std::string text;
         for (int r = 0; r < comm().size; r++) {
             if (r == comm().rank) { continue; }
             if (!called) { wire.say_waiting(r); }
-            if (!heard[(size_t)r]) { names += strprintf("%s%d", names.empty() ? "" : ", ", r); }
+            if (!heard[(size_t)r]) { text += strprintf("%s%d", text.empty() ? "" : ", ", r); }
         }
         called = true;
-        return names;
+        return text;
     }
 };
 
@@ -117,8 +117,8 @@ struct RollCall {
 template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
     if (done()) { return; }
     Deadline deadline(what);
-    for (RollCall roll_call(wire); !done();) {
-        deadline.missing = roll_call.missing(deadline.waited);
+    for (MissingRanks missing(wire); !done();) {
+        deadline.missing = missing.names(deadline.waited);
         deadline.nap(true);
     }
 }
@@ -131,8 +131,8 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
 // waits for anything reads what arrives and sends what it can, so that no two ranks wait for each other to read.
 
 struct PacketHead {
-    // Waiting: for the roll call; End: an error, which its rank has reported; Bye: the end of the run
-    enum Kind : uint32_t { Data, Waiting, End, Bye };
+    // Waiting: for MissingRanks; End: an error, which its rank has reported; Close: the end of the run
+    enum Kind : uint32_t { Data, Waiting, End, Close };
     Kind kind;
     int32_t code;           // of an End: the exit code
     uint64_t bytes;         // of the whole message
@@ -143,7 +143,7 @@ constexpr size_t PACKET = 32768;            // bytes of a message in a packet, a
 struct Link {
     int fd = -1;
     bool gone = false;                      // its process has ended: no more packets arrive
-    bool bye = false;                       // its last packet has arrived
+    bool closed = false;                    // its last packet has arrived
     bool waiting = false;                   // the peer has sent Waiting
     std::deque<std::pair<PacketHead, const char*>> leaving;     // to send, with the data
     size_t sent = 0;                        // bytes of the first one's data that have left
@@ -197,7 +197,7 @@ struct SocketWire : Wire {
             if (n < 0 && errno == EAGAIN) { return; }
             if (n <= 0) { l.gone = true; return; }
             l.waiting = l.waiting || head.kind == PacketHead::Waiting;
-            l.bye = l.bye || head.kind == PacketHead::Bye;
+            l.closed = l.closed || head.kind == PacketHead::Close;
             if (head.kind == PacketHead::End) {      // as if MPI_Abort had ended this process
                 fflush(stdout);
                 _exit(head.code);
@@ -250,11 +250,11 @@ struct SocketWire : Wire {
             if (asked[i].revents & POLLOUT) { send_some(ranks[i]); }
         }
     }
-    // wants: a rank that has said Bye is missing, too
+    // wants: a rank that has closed is missing, too
     void check_gone(const char* what, bool wants) {
         each([&](int r, const Link& l) {
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
-            if (l.gone && (needed || !l.bye)) { die(EXIT_DEVICE, "%s: rank %d has died", what, r); }
+            if (l.gone && (needed || !l.closed)) { die(EXIT_DEVICE, "%s: rank %d has died", what, r); }
         });
     }
 
@@ -286,11 +286,11 @@ struct SocketWire : Wire {
         }
     }
     void leave() override {
-        each([&](int r, Link&) { post(r, PacketHead::Bye); });
+        each([&](int r, Link&) { post(r, PacketHead::Close); });
         const auto done = [&] {
             turn();
             bool all = true;
-            each([&](int, const Link& l) { all = all && l.leaving.empty() && l.bye; });
+            each([&](int, const Link& l) { all = all && l.leaving.empty() && l.closed; });
             return all;
         };
         wire_wait(*this, done, "end");
