@@ -501,9 +501,8 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     return code;
 }
 
-int bert_main(Run& run, int argc, char** argv) {
+int bert_main(Run& run) {
     Options& o = run.o;
-    o = parse_options(argc, argv, BERT_FLAG);
     if (o.help) { return print_help("train_bert", bert_help(), BERT_FLAG); }
     // 1 what to do, and with which data
     begin_run(run, uses_bert(o), BERT_USES);

@@ -421,9 +421,8 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
     }
 }
 
-int gpt2_main(Run& run, int argc, char** argv) {
+int gpt2_main(Run& run) {
     Options& o = run.o;
-    o = parse_options(argc, argv, GPT2_FLAG);
     if (o.help) { return print_help("train_gpt2", gpt2_help(), GPT2_FLAG); }
     // 1 what to do, and with which data
     begin_run(run, uses_gpt2(o), GPT2_USES);

@@ -715,18 +715,22 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         }
         signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
         signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run
-        Options o(trainer);                     // for the start of the ranks; program() reports what is wrong
-        try { o = parse_options(argc, argv, trainer); } catch (const Error&) {}
+        Run run;
+        std::exception_ptr wrong_flags;         // an Error, which is reported once there are ranks
+        try { run.o = parse_options(argc, argv, trainer); } catch (const Error&) {
+            wrong_flags = std::current_exception();
+        }
+        const Options& o = run.o;
         const Names words(argv, argv + argc);
         comm().timeout = o.collective_timeout;
         Launch launch = find_launch();
         if (o.ranks > 1 && !o.help && !o.check && launch.size == 1) { launch = fork_ranks(o.ranks); }
         comm_init(launch, words);
-        Run run;
-        const int code = program(run, argc, argv);
+        if (wrong_flags) { std::rethrow_exception(wrong_flags); }
+        const int code = program(run);
         check(run.not_saved.empty(), "%s", run.not_saved.c_str());
         const bool printed = fflush(stdout) == 0 && ferror(stdout) == 0;
-        const bool trained = run.trains && !run.o.check;        // the result is a checkpoint, not what stdout gets
+        const bool trained = run.trains && !o.check;            // the result is a checkpoint, not what stdout gets
         check(printed || trained, "cannot write to stdout");
         return comm_finish(code);
     } catch (const std::exception&) {
