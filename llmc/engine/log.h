@@ -7,8 +7,8 @@
 
 #include "../base/device.h"
 #include "files/safetensors.h"
+#include "flags.h"
 #include "json.h"
-#include "run/flags.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the console: a line of at most 79 columns for each step, the same columns in every line

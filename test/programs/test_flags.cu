@@ -1,7 +1,7 @@
 // test_flags.cu -- the flag table and the JSON helpers: what is taken, and that everything else is refused by name.
 #include "test/catch.h"
 #include "test/files.h"
-#include "llmc/engine/run/flags.h"
+#include "llmc/engine/flags.h"
 
 namespace {
 Options parse(std::vector<std::string> words, Program program = GPT2_FLAG) {

@@ -17,7 +17,7 @@ PLANTS = [
     ("llmc/base/portable.h", "#ifdef __CUDACC__\n#endif\n", "__CUDACC__"),
     ("llmc/matmul.cuh", "inline void f() { gelu_kernel<<<1, 2>>>(); }\n", "only launch() starts kernels"),
     ("llmc/engine/schedule.h", "inline void f(int x) { assert(x > 0); }\n", "assert()"),
-    ("llmc/engine/run/flags.h", "using namespace std;\n", "using namespace"),
+    ("llmc/engine/flags.h", "using namespace std;\n", "using namespace"),
     ("llmc/matmul.cuh", "__device__ void f(float* x) { atomicAdd(x, 1.0f); }\n", "atomics"),
     ("llmc/attention.cuh", "__device__ float f(float x) { return logf(x); }\n", "logf()"),      # only one is allowed
     ("llmc/base/fastmath.h", "inline float f(float x) { return std::exp(x); }\n", "exp()"),

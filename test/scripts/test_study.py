@@ -868,7 +868,7 @@ class TestWords(Fake):
         self.assertEqual(self.calls(), [])
 
     def test_flags_that_a_run_may_change_are_the_trainers(self):
-        rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", read("llmc/engine/run/flags.h"))
+        rows = re.findall(r"X\([\w:]+, (\w+), .*?, (FREE|SAME),", read("llmc/engine/flags.h"))
         free = {name for name, on_resume in rows if on_resume == "FREE"}
         self.assertLessEqual(set(runqueue.FREE), free)
 

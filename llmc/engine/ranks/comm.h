@@ -1,9 +1,9 @@
 // ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI, sockets (wire.h) or NCCL.
 //
 // A run is one rank unless a launcher or the program itself has started several (launch.h). Every function here except
-// comm_report is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of
-// ranks does not change a bit (exchange.cuh). An Error on one rank ends all of them (comm_report). If a rank dies, the
-// launcher ends the remaining ranks, or they notice it themselves.
+// comm_report and say_once is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the
+// number of ranks does not change a bit (exchange.cuh). An Error on one rank ends all of them (comm_report). If a rank
+// dies, the launcher ends the remaining ranks, or they notice it themselves.
 #pragma once
 
 #include <csignal>
@@ -13,7 +13,7 @@
 
 #include "../../base/device.h"
 #include "../files/safetensors.h"
-#include "../run/flags.h"
+#include "../flags.h"
 #include "launch.h"
 
 constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward

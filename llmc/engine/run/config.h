@@ -7,7 +7,7 @@
 #include "../text/dataloader.h"
 #include "../text/tokenizer.h"
 #include "config_json.h"
-#include "flags.h"
+#include "../flags.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C

@@ -6,7 +6,7 @@
 #include "../files/import.h"
 #include "../text/dataloader.h"
 #include "../text/tokenizer.h"
-#include "flags.h"
+#include "../flags.h"
 
 // A model's shape and encoding, which GPT2Config and BERTConfig derive from
 struct ModelConfig {

@@ -1,4 +1,5 @@
-// text/dataloader.h -- token shards and plain text as streams of ids, and the order in which samples are drawn.
+// text/dataloader.h -- the data of a run: token shards or plain text as streams of ids, the order in which samples are
+// drawn, and the record of the files in a checkpoint.
 //
 // A file whose name ends in .txt is raw bytes: each byte is an id, the vocabulary is 256. Any other file is a shard in
 // the layout of llm.c, everything little-endian:

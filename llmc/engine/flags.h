@@ -1,12 +1,12 @@
-// run/flags.h -- the only list of the trainers' flags, a row for each, and what follows from it: the fields of Options,
-// the parser, --help, their copy in a checkpoint, and their lines of the banner.
+// flags.h -- the trainers' flags: their only list, with a row for each. From it follow the fields of Options, the
+// parser, --help, the copy in a checkpoint with which a resumed run is compared, and the flags' lines of the banner.
 //
 // Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
 #pragma once
 
-#include "../../base/parse.h"
-#include "../json.h"
+#include "../base/parse.h"
+#include "json.h"
 
 // SAME: the flag decides what is computed, so a resumed run must have the value of the run that wrote the checkpoint,
 // unless --allow_change names it. FREE: it decides only speed, output, or the work after training.
