@@ -447,7 +447,7 @@ StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const T
 // Trains from the run's state to o.steps, on the masked tokens of data.train or contrastively on the groups of
 // data.pairs; returns the exit code.
 int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
-    const Doing training("training");
+    const Phase training("training");
     const Options& o = run.o;
     const Documents* pairs = data.pairs.get();
     const int T = acts.T;

@@ -383,7 +383,7 @@ StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, co
 
 // Trains from the run's state to o.steps; returns the exit code.
 int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
-    const Doing training("training");
+    const Phase training("training");
     const Options& o = run.o;
     const int T = acts.T;
     const double flops = token_flops(model, T);

@@ -44,13 +44,13 @@ struct Error : std::runtime_error {
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
 };
 
-// What the main thread is doing, for the message of an allocation that fails
-inline const char* doing = "starting";
+// What the main thread is doing ("training"), for the message of an allocation that fails
+inline const char* phase = "starting";
 // Sets it until the end of a block; after an exception it stays.
-struct Doing {
-    const char* before = doing;
-    explicit Doing(const char* what) { doing = what; }
-    ~Doing() { if (std::uncaught_exceptions() == 0) { doing = before; } }
+struct Phase {
+    const char* before = phase;
+    explicit Phase(const char* what) { phase = what; }
+    ~Phase() { if (std::uncaught_exceptions() == 0) { phase = before; } }
 };
 
 #define PRINTF_LIKE(fmt, args) __attribute__((format(printf, fmt, args)))

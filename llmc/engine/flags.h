@@ -327,7 +327,7 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
 
 // The command line as Options, or an Error that names the flag. Stops at --help, even if the rest of the line is wrong.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
-    const Doing reading("reading the flags");
+    const Phase reading("reading the flags");
     Options o(program);
     const auto flag_of = [](const std::string& word) {              // "--lr" of "--lr=1e-3"
         const std::string before = word.substr(0, word.find('='));

@@ -91,7 +91,7 @@ inline bool evaluates_lengths(const Options& o) {
 template <class Files> void record_data(Run& r, const Files* files) {
     const bool saves = r.trains && !r.o.out.empty();
     if (files == nullptr || (!saves && comm().size == 1)) { return; }
-    const Doing recording("keeping a record of the data");
+    const Phase recording("keeping a record of the data");
     const Json list = file_records(file_paths(*files));
     check_same_records(files->flag, list);
     if (saves) { add_to_record(r.record, files->flag.substr(2), list); }
@@ -99,7 +99,7 @@ template <class Files> void record_data(Run& r, const Files* files) {
 
 // Decides what this run does. uses: the flags request a use of a trained model; use_flags: their names
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
-    const Doing looking("looking for a checkpoint");
+    const Phase looking("looking for a checkpoint");
     const Options& o = r.o;
     const bool plans = o.check && comm().size == 1;             // for ranks that are not started
     check(plans || !o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; "
@@ -483,7 +483,7 @@ inline int64_t checkpoints_to_come(const Run& r) {
 // Prepares --out and fills p, allocated for r.micro_batches, with initial values or from a checkpoint or --load.
 // config: the model's config.json
 inline void load_run(Run& r, Parameters& p, const Json& config) {
-    const Doing loading("preparing the weights");
+    const Phase loading("preparing the weights");
     const Options& o = r.o;
     if (!o.out.empty() && r.trains) {
         rank0_works([&] {
@@ -529,7 +529,7 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
 
 // Saves the checkpoint of step r.state.step. must: a failure is an error, otherwise training continues
 inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
-    const Doing saving_step("saving a checkpoint");
+    const Phase saving_step("saving a checkpoint");
     const Options& o = r.o;
     const double begun = wall_seconds();
     const int step = (int)r.state.step;
@@ -630,11 +630,10 @@ inline void report_step(Run& r, StepRecord& s, double tokens, double token_flops
         s.mfu = s.tok_per_s / comm().size * token_flops / peak;         // NAN when the peak is unknown
     }
     printf("%s\n", step_line(s, o.steps, r.step_seconds * (double)(o.steps - s.step - 1)).c_str());
-    fflush(stdout);
     if (!kernels.empty()) {
         printf("profile of step %lld, by %s\n%s", (long long)s.step + 1, PROFILED_BY, kernels.c_str());
-        fflush(stdout);
     }
+    fflush(stdout);
     r.log->train(s);
     r.state.step++;
     r.state.sample += (uint64_t)r.samples;
@@ -663,12 +662,12 @@ inline int report_exception() {
         return report_error(e.code, e.what());
     } catch (const std::bad_alloc&) {
         snprintf(message, sizeof(message), "out of memory while %s: the host has no more, or `ulimit -v` forbids it",
-                 doing);
+                 phase);
     } catch (const std::length_error&) {
-        snprintf(message, sizeof(message), "out of memory while %s: a size beyond what any machine has", doing);
+        snprintf(message, sizeof(message), "out of memory while %s: a size beyond what any machine has", phase);
     } catch (const std::system_error& e) {
         snprintf(message, sizeof(message), "cannot create a thread while %s: %s (limits of memory or of processes?)",
-                 doing, e.what());
+                 phase, e.what());
     } catch (...) {
         return -1;
     }
@@ -685,7 +684,7 @@ inline void report_sudden_ends() {
     });
     const auto ended = [](int code, void*) {
         if (code != EXIT_FAILURE) { return; }       // this program never exits with 1
-        fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", doing);
+        fprintf(stderr, "error: a library ended the program while %s: no memory, or no thread?\n", phase);
         _exit(EXIT_OUT_OF_MEMORY);
     };
     on_exit(ended, nullptr);

@@ -137,7 +137,7 @@ inline uint64_t evaluated_targets(const TokenFiles& files, int T, uint64_t limit
 template <class Model, class Acts>
 Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
                     std::vector<float>* token_losses = nullptr) {
-    const Doing evaluating("evaluating");
+    const Phase evaluating("evaluating");
     const uint64_t total = evaluated_targets(files, T, limit);
     Evaluation e;
     e.T = T;

@@ -53,7 +53,7 @@ struct TaskScore {
 
 // The files of a pattern, one TokenFiles each, because each has its own length
 inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
-    const Doing opening("opening the tasks");
+    const Phase opening("opening the tasks");
     std::vector<TokenFiles> tasks;
     for (const std::string& path : expand_pattern(pattern)) {
         tasks.emplace_back(path, "--tasks", V, true);
@@ -133,7 +133,7 @@ struct HellaSwag {
 
 // Every field is checked; a damaged file is an Error that names the example.
 inline HellaSwag load_hellaswag(const std::string& path, int V) {
-    const Doing reading("reading HellaSwag");
+    const Phase reading("reading HellaSwag");
     HellaSwag set;
     set.path = path;
     refuse_stand_in(path);

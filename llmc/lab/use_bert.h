@@ -86,7 +86,7 @@ struct Embeddings {
 // come first, so that a lack of memory shows at once. A collective: ranks share the batches; each gets all embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
-    const Doing encoding("encoding documents");
+    const Phase encoding("encoding documents");
     check(documents.group == 1, "%s: expected a collection, got groups of %d documents", documents.flag.c_str(),
           documents.group);
     check(max_tokens >= 2 && max_tokens <= acts.T, "%s: expected a length of 2 to %d tokens, got %d",

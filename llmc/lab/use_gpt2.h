@@ -106,7 +106,7 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {
-    const Doing generating("generating");
+    const Phase generating("generating");
     const int64_t reach = position_max_length(model.config.position);
     check(n <= reach - (int64_t)prompt.size(),
           "--generate: %zu tokens of prompt and %lld more, but %s reaches %lld; give a shorter prompt, or a smaller "

@@ -291,7 +291,7 @@ inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source, in
 // or bytes; null if there is none. A resumed run keeps its checkpoint's. Weights from elsewhere may have more rows.
 inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
                                                  int V) {
-    const Doing reading("reading the tokenizer");
+    const Phase reading("reading the tokenizer");
     std::unique_ptr<Tokenizer> t;
     if (!flag.empty()) {
         t = std::make_unique<Tokenizer>(Tokenizer::load(flag));

@@ -343,7 +343,7 @@ inline std::string data_command(const std::string& pattern, Program program) {
 
 // The files of a flag; only GPT-2's training takes rows. Without a match, the message names the script that makes them.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
-    const Doing opening("opening the data");
+    const Phase opening("opening the data");
     const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
     const std::string command = data_command(pattern, o.program);
     try {

@@ -97,7 +97,7 @@ struct Documents {
     // Opens and checks every file and reads it once as a whole. wanted_group: refuse another size of group (0: any).
     Documents(const std::string& pattern, const char* flag, const SpecialTokens& special, int wanted_group = 0)
         : pattern(pattern), flag(flag), special(special) {
-        const Doing opening("reading the documents");
+        const Phase opening("reading the documents");
         try {
             const std::vector<std::string> paths = expand_pattern(pattern);
             check(paths.size() <= MAX_FILES, "expected at most %zu files, got %zu", MAX_FILES, paths.size());
