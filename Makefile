@@ -221,8 +221,8 @@ $(B)/simt/train_%_fp32.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -DUSE_NCCL $(MPI_CFLAGS) -DPRECISION_FP32 -x c++ -c $< -o $@
 $(B)/simt/train_%.o: train_%.cu $(B)/simt.flags $(B)/mpi.flags
 	$(CCACHE) $(CXX) $(SIMT_FLAGS) -include test/simt/shared_flash.h -DUSE_NCCL $(MPI_CFLAGS) -x c++ -c $< -o $@
-$(patsubst test/%.cu,$(B)/%,$(shell grep -ls shared_flash.h test/simt/test_*.cu)) $(TRAINERS:%=$(B)/simt/%): \
-    $(B)/simt/shared_flash.o
+$(patsubst test/%.cu,$(B)/%,$(shell grep -lsE '(shared_flash|flash_problem)\.h' test/simt/test_*.cu)) \
+    $(TRAINERS:%=$(B)/simt/%): $(B)/simt/shared_flash.o
 $(B)/simt/%: $(B)/simt/%.o
 	$(CXX) $(filter %.o,$^) -o $@ $(if $(findstring train_,$@),$(MPI_LIBS))
 $(B)/simt_asan/%: $(B)/simt_asan/%.o

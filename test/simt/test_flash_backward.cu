@@ -3,428 +3,9 @@
 // Tolerances are not chosen: the oracle runs once more with the kernel's own roundings (out, P and dlogit to bf16,
 // results to bf16), and the kernel has to stay near that simulation: within half of the distance between simulation and
 // oracle (dq, dk, dv, which end in bf16), a quarter (dS, dg, their suffix sum, dtable, FIRE's sums, float32).
-#include "llmc/attention.cuh"
-#include "llmc/attention/flash/backward.cuh"
-#include "llmc/attention/flash/forward.cuh"
-#include "llmc/position/toeplitz.cuh"
-
-#include "test/layers/attention_oracle.h"
-#include "test/simt/fire_inputs.h"
-#include "test/simt/kernel_test.h"
-#include "test/simt/shared_flash.h"
+#include "test/simt/flash_problem.h"
 
 namespace {
-
-struct Shape { int B, T, NH, HS; };
-const char* const BIAS_NAMES[] = {"None", "Linear", "Distance", "LogDistance", "Toeplitz", "Fire"};
-
-using Doubles = std::vector<double>;
-
-// One call's inputs, every value exactly what the kernel reads. q, k, v, dout (B*NH,T,HS); S, g (B*NH,T); table
-// (NH,2T-1) by j - i
-struct Inputs {
-    FlashBias Kind;
-    bool causal;
-    Shape s;
-    double scale;
-    Doubles q, k, v, dout, S, g, table, slope;
-    std::vector<int> kv_len;                        // empty: none
-    std::vector<FlashSpan> span;                    // empty: nothing is left out
-    AttentionMask mask = {};
-    std::vector<int> documents = {};                // (B,T): where each token's begins
-    bool inside = false;                            // the weight of LogDistance is inside the logarithm
-    int blind = -1;                                 // a query whose lse is given as -inf: it saw no key
-    std::vector<float> S_offset;                    // (B*NH,T) and what S was made of, in chunks
-    Doubles S_origin;                               // (B*NH,chunks)
-    FireInputs fire = FireInputs(1, 1);
-
-    int heads() const { return s.B * s.NH; }
-    int keys(int bh) const { return kv_len.empty() ? s.T : std::min(s.T, kv_len[(size_t)(bh / s.NH)]); }
-    bool visible(int bh, int i, int j) const {
-        if (i == blind || i >= keys(bh) || j >= keys(bh) || (causal && j > i)) { return false; }
-        const int document = documents.empty() ? 0 : documents[(size_t)(bh / s.NH * s.T + i)];
-        if (j < document) { return false; }
-        if (mask.window > 0 && std::abs(i - j) >= mask.window && j >= document + mask.sinks) { return false; }
-        if (span.empty()) { return true; }
-        const FlashSpan live = span[(size_t)bh * ceil_div(s.T, FLASH_TILE) + i / FLASH_TILE];
-        return j / FLASH_TILE >= live.first && j / FLASH_TILE <= live.last;
-    }
-    double bias(int bh, int i, int j) const {
-        const size_t at = (size_t)bh * s.T;
-        switch (Kind) {
-            case FlashBias::Linear: return -slope[(size_t)(bh % s.NH)] * std::abs(i - j);
-            case FlashBias::Distance: return -g[at + i] * std::fabs(S[at + i] - S[at + j]);
-            case FlashBias::LogDistance: {
-                const double a = (inside ? g[at + i] : 1.0) * (S[at + i] - S[at + j]);
-                return -(inside ? 1.0 : g[at + i]) * std::log1p(a * a);
-            }
-            case FlashBias::Toeplitz: return table[(size_t)(bh % s.NH) * (2 * s.T - 1) + s.T - 1 + j - i];
-            case FlashBias::Fire: return fire.f(bh % s.NH, fire.y(i, j));
-            default: return 0;
-        }
-    }
-};
-
-Doubles doubles(const std::vector<float>& v) { return Doubles(v.begin(), v.end()); }
-double bf16_of(double x) { return (double)(float)(bf16)(float)x; }
-
-// step: mean of CABLE's b
-Inputs make_inputs(FlashBias Kind, bool causal, Shape s, uint64_t seed, double step = 0.2) {
-    Inputs p;
-    p.Kind = Kind;
-    p.causal = causal;
-    p.s = s;
-    p.scale = (float)(1 / std::sqrt((double)s.HS));
-    const size_t n = (size_t)s.B * s.NH * s.T, chunks = (size_t)ceil_div(s.T, CABLE_CHUNK);
-    p.q = doubles(rounded_to_bf16(normals(n * s.HS, seed + 1)));
-    p.k = doubles(rounded_to_bf16(normals(n * s.HS, seed + 2)));
-    p.v = doubles(rounded_to_bf16(normals(n * s.HS, seed + 3)));
-    p.dout = doubles(rounded_to_bf16(normals(n * s.HS, seed + 4)));
-    p.g = doubles(normals(n, seed + 5));
-    for (double& x : p.g) { x = (float)std::log1p(std::exp(x)); }
-    const std::vector<float> b = normals(n, seed + 6, step, step);
-    p.S_offset.resize(n);
-    p.S.resize(n);
-    p.S_origin.resize((size_t)p.heads() * chunks);
-    for (size_t bh = 0; bh < (size_t)p.heads(); bh++) {
-        double origin = 0;
-        float offset = 0;
-        for (size_t t = 0; t < (size_t)s.T; t++) {
-            if (t % CABLE_CHUNK == 0) {
-                origin += offset;
-                offset = 0;
-                p.S_origin[bh * chunks + t / CABLE_CHUNK] = origin;
-            }
-            offset += std::max(0.0f, b[bh * s.T + t]);
-            p.S_offset[bh * s.T + t] = offset;
-            p.S[bh * s.T + t] = origin + offset;
-        }
-    }
-    p.table = doubles(normals((size_t)s.NH * (2 * s.T - 1), seed + 7));
-    p.fire = FireInputs(s.NH, seed + 8);
-    int power = 1;
-    while (2 * power <= s.NH) { power *= 2; }
-    for (int h = 0; h < s.NH; h++) {
-        p.slope.push_back(
-            (float)std::pow(2.0, h < power ? -8.0 * (h + 1) / power : -4.0 * (2 * (h - power) + 1) / power));
-    }
-    return p;
-}
-
-// b of token t becomes `step` in every head
-void step_up(Inputs& p, int at, double step) {
-    const size_t T = (size_t)p.s.T, chunks = (size_t)ceil_div(p.s.T, CABLE_CHUNK);
-    for (size_t bh = 0; bh < (size_t)p.heads(); bh++) {
-        double origin = 0;
-        float offset = 0, before = 0;
-        for (size_t t = 0; t < T; t++) {
-            const float b = p.S_offset[bh * T + t] - (t % CABLE_CHUNK == 0 ? 0.0f : before);
-            before = p.S_offset[bh * T + t];
-            if (t % CABLE_CHUNK == 0) {
-                origin += offset;
-                offset = 0;
-                p.S_origin[bh * chunks + t / CABLE_CHUNK] = origin;
-            }
-            offset += (int)t == at ? (float)step : b;
-            p.S_offset[bh * T + t] = offset;
-            p.S[bh * T + t] = origin + offset;
-        }
-    }
-}
-
-constexpr size_t FIRE_SIZE = FIRE_PIECES * FIRE_SUMS;
-
-// layouts as in Inputs; dtable (B*NH,2T-1), fire (B*NH,FIRE_PIECES,FIRE_SUMS)
-struct Results {
-    Doubles out, lse, dq, dk, dv, dS, dg, dtable, fire;
-    explicit Results(const Inputs& p) {
-        const size_t n = (size_t)p.heads() * p.s.T;
-        for (Doubles* x : {&out, &dq, &dk, &dv}) { x->assign(n * p.s.HS, 0); }
-        for (Doubles* x : {&lse, &dS, &dg}) { x->assign(n, 0); }
-        dtable.assign((size_t)p.heads() * (2 * p.s.T - 1), 0);
-        fire.assign((size_t)p.heads() * FIRE_SIZE, 0);
-    }
-};
-
-enum Roundings { Exact, Backward, ForwardAndBackward };
-
-// += what the bias gets from dlogit of a pair: derivatives of the logit by S_i (by S_j: the same, negated) and by g_i
-void add_bias_gradients(Results& r, const Inputs& p, int bh, int i, int j, double dlogit) {
-    const size_t at = (size_t)bh * p.s.T;
-    const double distance = p.S[at + i] - p.S[at + j], g = p.g[at + i];
-    double by_S = 0, by_g = 0;
-    if (p.Kind == FlashBias::Distance) {
-        by_S = i >= j ? -g : g;
-        by_g = -std::fabs(distance);
-    }
-    if (p.Kind == FlashBias::LogDistance) {
-        const double a = p.inside ? g * distance : distance;
-        by_S = -2 * g * a / (1 + a * a);
-        by_g = p.inside ? -2 * distance * a / (1 + a * a) : -std::log1p(a * a);
-    }
-    r.dS[at + i] += dlogit * by_S;
-    r.dS[at + j] -= dlogit * by_S;
-    r.dg[at + i] += dlogit * by_g;
-    r.dtable[(size_t)bh * (2 * p.s.T - 1) + p.s.T - 1 + j - i] += dlogit;
-    if (p.Kind == FlashBias::Fire) {
-        const size_t piece = (size_t)bh * FIRE_PIECES + p.fire.piece(p.fire.y(i, j));
-        p.fire.add(&r.fire[piece * FIRE_SUMS], i, j, dlogit);
-    }
-}
-// One head, straight from the equations, or with the roundings of the kernels
-void oracle_head(Results& r, const Inputs& p, int bh, Roundings roundings) {
-    const size_t T = (size_t)p.s.T, HS = (size_t)p.s.HS;
-    const auto of = [&](const Doubles& x) { return Doubles(&x[bh * T * HS], &x[bh * T * HS] + T * HS); };
-    const auto put = [&](Doubles& to, const Doubles& x) { std::copy(x.begin(), x.end(), &to[bh * x.size()]); };
-    const Doubles q = of(p.q), k = of(p.k);
-    const Doubles v = of(p.v), dout = of(p.dout);
-    Doubles bias(T * T, -INFINITY);
-    for (int e = 0; e < (int)bias.size(); e++) {
-        const int i = e / p.s.T, j = e % p.s.T;
-        if (p.visible(bh, i, j)) { bias[(size_t)e] = p.bias(bh, i, j); }
-    }
-    const auto keep = [&](const auto& head) {
-        put(r.out, head.out);
-        put(r.lse, head.lse);
-        put(r.dq, head.dq);
-        put(r.dk, head.dk);
-        put(r.dv, head.dv);
-        for (int e = 0; e < (int)bias.size(); e++) {
-            if (bias[(size_t)e] == -INFINITY) { continue; }
-            const int i = e / p.s.T, j = e % p.s.T;
-            add_bias_gradients(r, p, bh, i, j, head.dbias[(size_t)e]);
-        }
-    };
-    if (roundings == ForwardAndBackward) {
-        keep(HeadOracle<double, bf16>(q, k, v, bias, dout, p.scale, T, HS, false));
-        return;
-    }
-    const HeadOracle<double> exact(q, k, v, bias, roundings == Exact ? dout : Doubles(), p.scale, T, HS, false);
-    if (roundings == Exact) {
-        keep(exact);
-        return;
-    }
-    HeadOracle<double, bf16> rounded(q, k, v, bias, {}, p.scale, T, HS, false);
-    Doubles out = rounded.out = exact.out, lse = rounded.lse = exact.lse;       // the forward's are given
-    for (double& x : out) { x = bf16_of(x); }
-    for (double& x : lse) { x = (float)x; }
-    rounded.backward(q, k, v, dout, out, lse);
-    keep(rounded);
-}
-Results oracle(const Inputs& p, Roundings roundings) {
-    Results r(p);
-#if defined(_OPENMP)                                        // on the hardware's grid this is what takes the time
-#pragma omp parallel for schedule(dynamic)
-#endif
-    for (int bh = 0; bh < p.heads(); bh++) { oracle_head(r, p, bh, roundings); }    // no two share an element of r
-    if (roundings != Exact) { for (Doubles* x : {&r.dq, &r.dk, &r.dv}) { for (double& y : *x) { y = bf16_of(y); } } }
-    return r;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// the kernels
-
-int slabs_at_a_time = 0;                                    // of a Toeplitz bias; 0: the launcher's choice
-template <bool Causal> bool call(const Inputs& p, const FlashArgs& args, float* scratch) {
-    if (slabs_at_a_time > 0) {
-        constexpr FlashBias Kind = FlashBias::Toeplitz;
-        if (p.s.HS == 128) { flash_backward_of<Causal, Kind, 128>(args, scratch, Stream(0), slabs_at_a_time); }
-        else { flash_backward_of<Causal, Kind, 64>(args, scratch, Stream(0), slabs_at_a_time); }
-        return true;
-    }
-    switch (p.Kind) {
-        case FlashBias::None: return flash_backward<Causal, FlashBias::None>(args, scratch, Stream(0));
-        case FlashBias::Linear: return flash_backward<Causal, FlashBias::Linear>(args, scratch, Stream(0));
-        case FlashBias::Distance: return flash_backward<Causal, FlashBias::Distance>(args, scratch, Stream(0));
-        case FlashBias::LogDistance: return flash_backward<Causal, FlashBias::LogDistance>(args, scratch, Stream(0));
-        case FlashBias::Fire: return flash_backward<Causal, FlashBias::Fire>(args, scratch, Stream(0));
-        default: return flash_backward<Causal, FlashBias::Toeplitz>(args, scratch, Stream(0));
-    }
-}
-template <bool Causal> bool call_forward(const Inputs& p, const FlashArgs& args) {
-    switch (p.Kind) {
-        case FlashBias::None: return flash_forward<Causal, FlashBias::None>(args, Stream(0));
-        case FlashBias::Linear: return flash_forward<Causal, FlashBias::Linear>(args, Stream(0));
-        case FlashBias::Distance: return flash_forward<Causal, FlashBias::Distance>(args, Stream(0));
-        case FlashBias::LogDistance: return flash_forward<Causal, FlashBias::LogDistance>(args, Stream(0));
-        case FlashBias::Fire: return flash_forward<Causal, FlashBias::Fire>(args, Stream(0));
-        default: return flash_forward<Causal, FlashBias::Toeplitz>(args, Stream(0));
-    }
-}
-
-// The arrays as a trainer lays them out: qkv in rows longer than 3C, capacity beyond T; what is not an input is NaN.
-struct Device {
-    const Inputs& p;
-    int C, OC, stride, chunks, entries;
-    std::vector<float> qkv, out, dout, lse, S_offset, g, table;
-    Doubles S_origin;
-
-    Device(const Inputs& p, const Results& forward)
-        : p(p), C(p.s.NH * p.s.HS), OC(round_up(3 * C + 2 * p.s.NH, 8)), stride(p.s.T + 7),
-          chunks(ceil_div(stride, CABLE_CHUNK)), entries((p.causal ? stride : 2 * stride - 1) + TOEPLITZ_PAD) {
-        const int T = p.s.T;
-        const int NH = p.s.NH;
-        const int HS = p.s.HS;
-        const size_t BNH = (size_t)p.heads();
-        qkv.assign((size_t)p.s.B * stride * OC, NAN);
-        for (std::vector<float>* x : {&out, &dout}) { x->assign((size_t)p.s.B * T * C, NAN); }
-        for (std::vector<float>* x : {&lse, &S_offset, &g}) { x->assign(BNH * stride, NAN); }
-        S_origin.assign(BNH * chunks, NAN);
-        table.assign((size_t)NH * entries, 1e30f);
-        for (size_t bh = 0; bh < BNH; bh++) {
-            const size_t b = bh / NH, h = bh % NH;
-            for (size_t t = 0; t < (size_t)T; t++) {
-                const size_t at = bh * T + t;
-                lse[bh * stride + t] = (float)forward.lse[at];
-                S_offset[bh * stride + t] = p.S_offset[at];
-                g[bh * stride + t] = (float)p.g[at];
-                S_origin[bh * chunks + t / CABLE_CHUNK] = p.S_origin[bh * ceil_div(T, CABLE_CHUNK) + t / CABLE_CHUNK];
-                for (size_t d = 0; d < (size_t)HS; d++) {
-                    float* row = &qkv[(b * stride + t) * OC + h * HS + d];
-                    row[0] = (float)p.q[at * HS + d];
-                    row[C] = (float)p.k[at * HS + d];
-                    row[2 * C] = (float)p.v[at * HS + d];
-                    out[(b * T + t) * C + h * HS + d] = (float)forward.out[at * HS + d];
-                    dout[(b * T + t) * C + h * HS + d] = (float)p.dout[at * HS + d];
-                }
-            }
-            for (int d = -(T - 1); d < (p.causal ? 1 : T); d++) {
-                table[h * entries + stride - 1 + d] = (float)p.table[h * (2 * T - 1) + T - 1 + d];
-            }
-        }
-    }
-    // chained: out and lse come from the forward kernel, not from the oracle
-    Results run(bool chained = false) const {
-        // 1. the arguments
-        const size_t BNH = (size_t)p.heads(), T = (size_t)p.s.T;
-        const size_t NH = (size_t)p.s.NH;
-        const size_t HS = (size_t)p.s.HS;
-        DeviceArray<bf16> d_qkv(to_bf16(qkv)), d_out(to_bf16(out)), d_dout(to_bf16(dout)), d_dqkv(qkv.size());
-        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end()));
-        DeviceArray<float> d_lse(lse), d_S(S_offset), d_g(g), d_table(table);
-        DeviceArray<float> d_dS(lse.size()), d_dg(lse.size()), d_dtable(BNH * entries);
-        DeviceArray<float> scratch(flash_backward_scratch(p.Kind, p.s.B, p.s.T, p.s.NH));
-        DeviceArray<double> d_origin(S_origin);
-        DeviceArray<int> d_kv(p.kv_len);
-        DeviceArray<FlashSpan> d_span(p.span);
-        FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
-        a.out = d_out.p;
-        a.lse = d_lse.p;
-        a.table = d_table.p;
-        a.table_zero = stride - 1;
-        a.table_entries = entries;
-        a.span = p.span.empty() ? nullptr : d_span.p;
-        std::vector<int> begins;                            // (B,stride)
-        for (int b = 0; b < p.s.B && !p.documents.empty(); b++) {
-            begins.insert(begins.end(), p.documents.begin() + b * p.s.T, p.documents.begin() + (b + 1) * p.s.T);
-            begins.resize((size_t)((b + 1) * stride), INT_MAX);
-        }
-        DeviceArray<int> d_documents(begins);
-        a.mask = p.mask;
-        if (!p.documents.empty()) {
-            a.mask.end_of_text = 0;
-            a.mask.documents = d_documents.p;
-            a.mask = a.mask.within(p.s.T);
-        }
-        a.dout = d_dout.p;
-        a.dqkv = d_dqkv.p;
-        a.dS = d_dS.p;
-        a.dg = d_dg.p;
-        a.dtable = d_dtable.p;
-        const FireArrays fire(p.fire, p.s.NH, stride, p.causal);
-        DeviceArray<double> d_sums(BNH * FIRE_SLOTS * FIRE_SIZE);
-        if (p.Kind == FlashBias::Fire) { fire.fill(a); }
-        a.sums = d_sums.p;
-        // 2. the kernels
-        if (chained) {
-            d_out.set(std::vector<bf16>(out.size(), (bf16)NAN));
-            d_lse.set(std::vector<float>(lse.size(), NAN));
-            const bool done = p.causal ? call_forward<true>(p, a) : call_forward<false>(p, a);
-            check(done, "no forward kernel for this head size");
-        }
-        const bool done = p.causal ? call<true>(p, a, scratch.p) : call<false>(p, a, scratch.p);
-        check(done, "no backward kernel for this head size");
-        // 3. the results, and whether anything else was written
-        const std::vector<float> dqkv = to_float(d_dqkv.host());
-        const std::vector<float> dS = d_dS.host();
-        const std::vector<float> dg = d_dg.host();
-        const std::vector<float> dtable = d_dtable.host();
-        scratch.host();
-        const std::vector<float> new_out = to_float(d_out.host()), new_lse = d_lse.host();
-        Results r(p);
-        const bool cable = p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance;
-        const Doubles sums = d_sums.host();
-        bool outside = true;    // everything outside is unchanged; unreachable columns are 0
-        for (size_t bh = 0; bh < BNH; bh++) {
-            const size_t b = bh / NH, h = bh % NH;
-            for (size_t t = 0; t < (size_t)stride; t++) {
-                const size_t at = bh * T + t;
-                for (size_t c = 3 * C; c < (size_t)OC; c++) {
-                    outside = outside && std::isnan(dqkv[(b * stride + t) * OC + c]);
-                }
-                if (t >= T) {
-                    outside = outside && std::isnan(dqkv[(b * stride + t) * OC]) && std::isnan(dS[bh * stride + t]);
-                    continue;
-                }
-                r.lse[at] = new_lse[bh * stride + t];
-                for (size_t d = 0; d < HS; d++) {
-                    const float* row = &dqkv[(b * stride + t) * OC + h * HS + d];
-                    const float x = new_out[(b * T + t) * C + h * HS + d];
-                    // the sign of padding's zero says nothing
-                    r.out[at * HS + d] = (int)t < p.keys((int)bh) ? x : x + 0.0f;
-                    r.dq[at * HS + d] = row[0];
-                    r.dk[at * HS + d] = row[C];
-                    r.dv[at * HS + d] = row[2 * C];
-                }
-                r.dS[at] = cable ? dS[bh * stride + t] : 0;
-                r.dg[at] = cable ? dg[bh * stride + t] : 0;
-            }
-            for (int x = 0; x < entries && p.Kind == FlashBias::Toeplitz; x++) {
-                const int d = x - (stride - 1);
-                const float value = dtable[bh * entries + x];
-                if (d > -(int)T && d < (p.causal ? 1 : (int)T)) { r.dtable[bh * (2 * T - 1) + T - 1 + d] = value; }
-                else { outside = outside && value == 0; }
-            }
-            for (size_t e = 0; e < FIRE_SLOTS * FIRE_SIZE && p.Kind == FlashBias::Fire; e++) {
-                const double value = sums[bh * FIRE_SLOTS * FIRE_SIZE + e];
-                if (e < FIRE_SIZE) { r.fire[bh * FIRE_SIZE + e] = value; }
-                else { outside = outside && std::isnan(value); }
-            }
-        }
-        EXPECT(outside, "%s T %zu: something was written where nothing belongs", BIAS_NAMES[(int)p.Kind], T);
-        return r;
-    }
-    // the shape, and what the logits are made of
-    FlashArgs args(DeviceArray<bf16>& qkv, DeviceArray<float>& slopes, DeviceArray<float>& S, DeviceArray<float>& g,
-                   DeviceArray<double>& origin, DeviceArray<int>& kv_len) const {
-        FlashArgs a = {};
-        a.slopes = slopes.p;
-        a.qkv = qkv.p;
-        a.B = p.s.B; a.T = p.s.T; a.stride = stride; a.NH = p.s.NH; a.HS = p.s.HS; a.OC = OC; a.scale = (float)p.scale;
-        a.kv_len = p.kv_len.empty() ? nullptr : kv_len.p;
-        a.S_offset = S.p; a.g = g.p; a.S_origin = origin.p;
-        a.inside = p.inside;
-        return a;
-    }
-    // flash_skip's
-    std::vector<FlashSpan> spans(float tau) const {
-        const size_t n = (size_t)p.heads() * ceil_div(p.s.T, FLASH_TILE);
-        DeviceArray<bf16> d_qkv(to_bf16(qkv));
-        DeviceArray<float> d_slopes(std::vector<float>(p.slope.begin(), p.slope.end()));
-        DeviceArray<float> d_S(S_offset), d_g(g), key_norm(2 * n);
-        DeviceArray<double> d_origin(S_origin);
-        DeviceArray<int> d_kv(p.kv_len);
-        DeviceArray<FlashSpan> span(n);
-        const FlashArgs a = args(d_qkv, d_slopes, d_S, d_g, d_origin, d_kv);
-        check(!p.causal, "expected a bidirectional problem: only those spans are asked for here");
-        if (p.Kind == FlashBias::Linear) {
-            flash_skip<false, FlashBias::Linear>(span.p, key_norm.p, a, tau, Stream(0));
-        } else {
-            flash_skip<false, FlashBias::Distance>(span.p, key_norm.p, a, tau, Stream(0));
-        }
-        return span.host();
-    }
-};
 
 Doubles suffix_sums(const Doubles& x, int T) {
     Doubles y = x;
@@ -452,7 +33,6 @@ const char* const RESULT_NAMES[] = {"dq", "dk", "dv", "dS", "dg", "db", "dtable"
 // from the oracle
 void expect_near(const Inputs& p, const Results& got, const Results& simulated, const Results& exact, Worst& worst,
                  bool chained = false) {
-    const bool cable = p.Kind == FlashBias::Distance || p.Kind == FlashBias::LogDistance;
     const auto all = [&](const Results& r) {
         return std::vector<Doubles>{r.dq, r.dk, r.dv, r.dS, r.dg, suffix_sums(r.dS, p.s.T), r.dtable, r.fire};
     };
@@ -462,14 +42,13 @@ void expect_near(const Inputs& p, const Results& got, const Results& simulated, 
     for (size_t x = 0; x < g.size(); x++) {
         double allowance = x < 3 ? 0.5 : 0.25;          // of dq, dk, dv some roundings to bf16 may fall the other way
         if (chained || (x == 7 && on_gpu)) { allowance = 2; }       // FIRE's sums cancel, and an H100's mma truncates
-        if ((x >= 3 && x <= 5 && !cable) || (x == 6 && p.Kind != FlashBias::Toeplitz)) { continue; }
+        if ((x >= 3 && x <= 5 && !p.is_cable()) || (x == 6 && p.Kind != FlashBias::Toeplitz)) { continue; }
         if (x == 7 && p.Kind != FlashBias::Fire) { continue; }
         const double error = distance(g[x], chained ? e[x] : s[x], e[x]);
         const double allowed = allowance * distance(s[x], e[x], e[x]) + (on_gpu ? 2e-5 : 1e-5);
         worst.of[x] = std::max(worst.of[x], error / allowed);
-        EXPECT(error <= allowed, "%s %s T %d HS %d B %d NH %d: %s is %.3g from the %s; simulation from oracle: %.3g",
-               BIAS_NAMES[(int)p.Kind], p.causal ? "causal" : "full", p.s.T, p.s.HS, p.s.B, p.s.NH, RESULT_NAMES[x],
-               error, chained ? "oracle" : "simulation", distance(s[x], e[x], e[x]));
+        EXPECT(error <= allowed, "%s: %s is %.3g from the %s; simulation from oracle: %.3g", p.text().c_str(),
+               RESULT_NAMES[x], error, chained ? "oracle" : "simulation", distance(s[x], e[x], e[x]));
     }
 }
 void inform(const Worst& worst) {
@@ -479,7 +58,14 @@ void inform(const Worst& worst) {
 // the kernels against the oracle, with the oracle's forward
 void expect_oracle(const Inputs& p, Worst& worst) {
     const Results exact = oracle(p, Exact);
-    expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+    expect_near(p, Device(p, &exact).run(), oracle(p, Backward), exact, worst);
+}
+// problems: a function of flash_problem.h
+template <class Problems> void expect_oracle_of(Problems problems) {
+    Worst worst;
+    uint64_t seed = 40;
+    problems([&](const Problem& p) { expect_oracle(Inputs(p, seed += 10), worst); });
+    inform(worst);
 }
 
 std::vector<Shape> shapes() {
@@ -500,17 +86,14 @@ void against_oracle(FlashBias Kind, bool causal, bool inside = false) {
     Worst worst;
     uint64_t seed = 100;
     for (Shape s : shapes()) {
-        Inputs p = make_inputs(Kind, causal, s, seed += 10);
+        Problem p = {Kind, causal, s};
         p.inside = inside;
         // ends inside a tile, and a whole one is masked
         if (s.T == 129 || s.T == 200) { p.kv_len.assign((size_t)s.B, s.T - 50); }
-        expect_oracle(p, worst);
+        expect_oracle(Inputs(p, seed += 10), worst);
     }
     inform(worst);
 }
-
-const FlashBias BIASES[] = {FlashBias::None, FlashBias::Linear, FlashBias::Distance, FlashBias::LogDistance,
-                            FlashBias::Toeplitz, FlashBias::Fire};
 
 // The gradients of FIRE's parameters from the sums of one sequence
 struct FireGradients {
@@ -533,12 +116,6 @@ struct FireGradients {
     }
 };
 
-bool same(const Results& a, const Results& b) {
-    return same_bits(a.out, b.out) && same_bits(a.lse, b.lse) && same_bits(a.dq, b.dq) && same_bits(a.dk, b.dk) &&
-           same_bits(a.dv, b.dv) && same_bits(a.dS, b.dS) && same_bits(a.dg, b.dg) && same_bits(a.dtable, b.dtable) &&
-           same_bits(a.fire, b.fire);
-}
-
 } // namespace
 
 KERNEL_TEST("flash backward: the oracle against central differences") {
@@ -549,7 +126,7 @@ KERNEL_TEST("flash backward: the oracle against central differences") {
     for (const auto& form : kinds) {
         const FlashBias Kind = form.first;
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(Kind, causal, {1, 9, 2, 8}, 7);
+            Inputs p({Kind, causal, {1, 9, 2, 8}}, 7);
             p.inside = form.second;
             // no kink within h
             for (size_t t = 0; t < p.S.size(); t++) { p.S[t] = 0.3 * (double)t + 0.1 * std::sin((double)t); }
@@ -578,7 +155,7 @@ KERNEL_TEST("flash backward: the oracle against central differences") {
             compare(p.q, r.dq, "dq");
             compare(p.k, r.dk, "dk");
             compare(p.v, r.dv, "dv");
-            if (Kind == FlashBias::Distance || Kind == FlashBias::LogDistance) {
+            if (p.is_cable()) {
                 compare(p.S, r.dS, "dS");
                 compare(p.g, r.dg, "dg");
             }
@@ -612,28 +189,13 @@ KERNEL_TEST("flash backward Toeplitz, full") { against_oracle(FlashBias::Toeplit
 KERNEL_TEST("flash backward Fire, causal") { against_oracle(FlashBias::Fire, true); }
 KERNEL_TEST("flash backward Fire, full") { against_oracle(FlashBias::Fire, false); }
 
-// Steps within chunk 0 to S = 1e5 and more, then as always: the tiles after it have small offsets again, and small
-// distances to its last keys, too. With float32 origins these would be off by 2^-8, and P by g times that.
-KERNEL_TEST("flash backward: small distances at a large S") {
-    Worst worst;
-    for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
-        for (bool causal : {true, false}) {
-            Inputs p = make_inputs(Kind, causal, {1, 270, 1, 64}, 87, 0.03);
-            step_up(p, 100, 1e5);
-            for (double& g : p.g) { g = (float)(2 + 4 * g); }
-            expect_oracle(p, worst);
-        }
-    }
-    inform(worst);
-}
-
 // Shifting S changes nothing, so dS sums to 0, and so does db_0: the row sums have to cancel what the column sums leak.
 KERNEL_TEST("flash backward: dS sums to 0") {
     double worst = 0;
     for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            const Inputs p = make_inputs(Kind, causal, {1, on_gpu ? 1000 : 150, 1, 64}, 31);
-            const Results r = Device(p, oracle(p, Exact)).run();
+            const Inputs p({Kind, causal, {1, on_gpu ? 1000 : 150, 1, 64}}, 31);
+            const Results exact = oracle(p, Exact), r = Device(p, &exact).run();
             const Doubles db = suffix_sums(r.dS, p.s.T);
             const double rms = norm(r.dS) / std::sqrt((double)p.s.T), rms_db = norm(db) / std::sqrt((double)p.s.T);
             double magnitude = 0;
@@ -649,21 +211,18 @@ KERNEL_TEST("flash backward: dS sums to 0") {
 }
 
 // The tiles that some weight of 2^-128 or more is in, and what lies between them and the queries' own
-std::vector<FlashSpan> needed_tiles(const Inputs& p, const Results& exact) {
+Spans needed_tiles(const Inputs& p, const Results& exact) {
     const int T = p.s.T;
-    std::vector<FlashSpan> span;
+    Spans span;
     for (int bh = 0; bh < p.heads(); bh++) {
-        for (int m = 0; m < ceil_div(T, FLASH_TILE); m++) {
+        for (int m = 0; m < p.tiles(); m++) {
             FlashSpan s = {m, m};
             for (int i = m * FLASH_TILE; i < std::min(T, (m + 1) * FLASH_TILE); i++) {
                 for (int j = 0; j < T; j++) {
                     if (!p.visible(bh, i, j)) { continue; }
-                    const double *q = &p.q[((size_t)bh * T + i) * p.s.HS], *k = &p.k[((size_t)bh * T + j) * p.s.HS];
-                    double dot = 0;
-                    for (int d = 0; d < p.s.HS; d++) { dot += q[d] * k[d]; }
-                    const bool counts =
-                        p.scale * dot + p.bias(bh, i, j) - exact.lse[(size_t)bh * T + i] >= -128 * std::log(2.0);
-                    if (counts) { s = {std::min(s.first, j / FLASH_TILE), std::max(s.last, j / FLASH_TILE)}; }
+                    const double logit = p.score(bh, i, j) + p.bias(bh, i, j) - exact.lse[(size_t)bh * T + i];
+                    const int n = j / FLASH_TILE;
+                    if (logit >= -128 * std::log(2.0)) { s = {std::min(s.first, n), std::max(s.last, n)}; }
                 }
             }
             span.push_back(s);
@@ -671,29 +230,16 @@ std::vector<FlashSpan> needed_tiles(const Inputs& p, const Results& exact) {
     }
     return span;
 }
-// tiles with keys that are left and right of the spans
-struct Skipped { int left = 0, right = 0; };
-Skipped skipped_tiles(const Inputs& p, const std::vector<FlashSpan>& span) {
-    Skipped n;
-    for (int e = 0; e < (int)span.size(); e++) {
-        const int tiles = ceil_div(p.s.T, FLASH_TILE);
-        const int m = e % tiles;
-        const int live = ceil_div(p.keys(e / tiles), FLASH_TILE);
-        if (m >= live) { continue; }
-        n.left += span[(size_t)e].first;
-        n.right += (p.causal ? m : live - 1) - span[(size_t)e].last;
-    }
-    return n;
-}
-
 KERNEL_TEST("flash backward: tiles whose probabilities are 0 may be skipped, bit by bit") {
     for (bool causal : {true, false}) {
         for (int padding : {0, 60}) {
-            Inputs p = make_inputs(FlashBias::Distance, causal, {1, on_gpu ? 700 : 260, 2, 64}, 41, 4.0);
+            Problem steep = {FlashBias::Distance, causal, {1, on_gpu ? 700 : 260, 2, 64}};
+            steep.b_mean = steep.b_std = 4;
+            if (padding > 0) { steep.kv_len = {steep.s.T - padding}; }
+            Inputs p(steep, 41);
             for (double& g : p.g) { g = std::max(g, 0.5); }
-            if (padding > 0) { p.kv_len = {p.s.T - padding}; }
             const Results exact = oracle(p, Exact);
-            const Device device(p, exact);
+            Device device(p, &exact);
             const Results all = device.run();
             p.span = needed_tiles(p, exact);
             const Skipped n = skipped_tiles(p, p.span);
@@ -726,13 +272,15 @@ KERNEL_TEST("flash backward after the forward: with flash_skip's tiles, tau 128 
     Worst worst;
     uint64_t seed = 200;
     for (const Case& c : cases) {
-        Inputs p = make_inputs(c.Kind, false, c.s, seed += 10, 4.0);
-        if (c.keys < c.s.T) { p.kv_len = {c.keys}; }
+        Problem steep = {c.Kind, false, c.s};
+        steep.b_mean = steep.b_std = 4;
+        if (c.Kind == FlashBias::Linear) { steep.qk = 0.3; }
+        if (c.keys < c.s.T) { steep.kv_len = {c.keys}; }
+        Inputs p(steep, seed += 10);
         for (int t = 0; t < (int)p.g.size(); t++) {
             p.g[t] = t >= c.steep && t < c.gentle ? std::max(p.g[t], 0.5) : (double)1e-4f;
         }
-        if (c.Kind == FlashBias::Linear) { for (double& q : p.q) { q = bf16_of(0.1 * q); } }
-        const Device device(p, Results(p));
+        Device device(p);
         const Results all = device.run(true);
         p.span = device.spans(128.0f);
         const Skipped n = skipped_tiles(p, p.span);
@@ -747,63 +295,23 @@ KERNEL_TEST("flash backward after the forward: with flash_skip's tiles, tau 128 
     inform(worst);
 }
 
-// A span is obeyed, not just harmless: with tiles that matter left out, the result is the oracle's that leaves them out
-// too.
 KERNEL_TEST("flash backward: a span leaves out exactly its tiles") {
-    Worst worst;
-    const std::vector<FlashSpan> spans[] = {
-        {{0, 0}, {1, 3}, {0, 2}, {3, 3}}, {{0, 3}, {0, 1}, {2, 2}, {1, 3}}, {{0, 2}, {1, 1}, {1, 3}, {0, 3}}};
-    for (FlashBias Kind : {FlashBias::Linear, FlashBias::Distance}) {
-        for (bool causal : {true, false}) {
-            for (const std::vector<FlashSpan>& span : spans) {
-                Inputs p = make_inputs(Kind, causal, {1, 230, 1, 64}, 43);
-                p.kv_len = {220};
-                p.span = span;
-                expect_oracle(p, worst);
-            }
-        }
-    }
-    inform(worst);
+    expect_oracle_of([](auto run) { given_spans(run); });
 }
-
-KERNEL_TEST("flash backward: a window and sinks") {
-    Worst worst;
-    for (FlashBias Kind : BIASES) {
-        for (bool causal : {true, false}) {
-            for (const AttentionMask mask : {AttentionMask{30, 3}, AttentionMask{64, 100}}) {
-                Inputs p = make_inputs(Kind, causal, {1, 300, 1, 64}, 47);
-                p.kv_len = {290};
-                p.mask = mask;
-                expect_oracle(p, worst);
-            }
-        }
-    }
-    Inputs p = make_inputs(FlashBias::Distance, false, {1, 230, 1, 80}, 48);
-    p.mask = {50, 70};
-    p.span = {{0, 1}, {0, 3}, {1, 2}, {0, 3}};
-    expect_oracle(p, worst);
-    inform(worst);
+KERNEL_TEST("flash backward: a window and sinks") { expect_oracle_of([](auto run) { windows_and_sinks(run); }); }
+KERNEL_TEST("flash backward: documents apart") { expect_oracle_of([](auto run) { documents_apart(run); }); }
+KERNEL_TEST("flash backward: small distances at a large S") {
+    expect_oracle_of([](auto run) { small_distances_at_a_large_S(run); });
 }
-
-KERNEL_TEST("flash backward: documents apart") {
-    Worst worst;
-    for (FlashBias Kind : BIASES) {
-        for (const AttentionMask mask : {AttentionMask{}, AttentionMask{30, 3}}) {
-            Inputs p = make_inputs(Kind, true, {2, 180, 1, 64}, 49);
-            p.kv_len = {180, 130};
-            p.mask = mask;
-            p.documents = draw_documents(2, 180, 40, 50);
-            expect_oracle(p, worst);
-        }
-    }
-    inform(worst);
+KERNEL_TEST("flash backward: LogDistance at its extremes") {
+    expect_oracle_of([](auto run) { log_distance_at_its_extremes(run); });
 }
 
 KERNEL_TEST("flash backward: two runs give the same bits") {
     for (FlashBias Kind : BIASES) {
-        const Inputs p = make_inputs(Kind, false, on_gpu ? Shape{4, 900, 8, 64} : Shape{1, 70, 2, 64}, 51);
-        Results any(p);
-        const Device device(p, any);                        // out and lse of zeros do as well here
+        const Inputs p({Kind, false, on_gpu ? Shape{4, 900, 8, 64} : Shape{1, 70, 2, 64}}, 51);
+        const Results any(p);
+        Device device(p, &any);                             // out and lse of zeros do as well here
         const Results once = device.run();
         for (int k = 0; k < (on_gpu ? 10 : 1); k++) { EXPECT(same(once, device.run()), "%s", BIAS_NAMES[(int)Kind]); }
     }
@@ -813,10 +321,10 @@ KERNEL_TEST("flash backward: two runs give the same bits") {
 KERNEL_TEST("flash backward Toeplitz: few slabs give the same bits") {
     for (int HS : {64, 128}) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(FlashBias::Toeplitz, causal, {2, 200, 1, HS}, 53);
-            p.kv_len = {200, 100};                          // the second one's last part is all padding
-            Results any(p);
-            const Device device(p, any);
+            // the second one's last part is all padding
+            const Inputs p({FlashBias::Toeplitz, causal, {2, 200, 1, HS}, {200, 100}}, 53);
+            const Results any(p);
+            Device device(p, &any);
             const Results together = device.run();
             slabs_at_a_time = 2;
             const Results parts = device.run();
@@ -873,8 +381,7 @@ Inputs part(const Inputs& p, int b, int tokens) {
         y.*x = part(p.*x, p, b, tokens, HS);
     }
     for (Doubles Inputs::* x : {&Inputs::S, &Inputs::g}) { y.*x = part(p.*x, p, b, tokens, 1); }
-    const Doubles offset = part(doubles(p.S_offset), p, b, tokens, 1);
-    y.S_offset.assign(offset.begin(), offset.end());
+    y.S_offset = as<float>(part(as<double>(p.S_offset), p, b, tokens, 1));
     y.S_origin.clear();
     y.table.clear();
     for (size_t h = 0; h < (size_t)p.s.NH; h++) {
@@ -889,15 +396,14 @@ Inputs part(const Inputs& p, int b, int tokens) {
 KERNEL_TEST("flash backward after the forward: padding changes no bit of a sequence") {
     for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(Kind, causal, {2, on_gpu ? 900 : 160, 2, 64}, 91);
-            p.kv_len = {on_gpu ? 850 : 150, 64};
-            const Results all = Device(p, Results(p)).run(true);
+            const int T = on_gpu ? 900 : 160;
+            const Inputs p({Kind, causal, {2, T, 2, 64}, {T - 10, 64}}, 91);
+            const Results all = Device(p).run(true);
             for (int b = 0; b < p.s.B; b++) {
                 const int n = p.kv_len[(size_t)b];
                 const Inputs alone = part(p, b, n);
-                EXPECT(same(Device(alone, Results(alone)).run(true), part(all, p, b, n)),
-                       "%s %s: %d tokens alone, and padded to %d", BIAS_NAMES[(int)Kind], causal ? "causal" : "full", n,
-                       p.s.T);
+                EXPECT(same(Device(alone).run(true), part(all, p, b, n)), "%s: %d tokens alone, and padded",
+                       p.text().c_str(), n);
             }
         }
     }
@@ -907,10 +413,9 @@ KERNEL_TEST("flash backward: padding and rows without a key get zeros") {
     Worst worst;
     for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(Kind, causal, {3, 70, 1, 64}, 61);
-            p.kv_len = {0, 3, 69};
+            Inputs p({Kind, causal, {3, 70, 1, 64}, {0, 3, 69}}, 61);
             p.blind = 66;
-            const Results exact = oracle(p, Exact), r = Device(p, exact).run();
+            const Results exact = oracle(p, Exact), r = Device(p, &exact).run();
             expect_near(p, r, oracle(p, Backward), exact, worst);
             bool zero = true;
             for (size_t e = 0; e < r.dk.size(); e++) {
@@ -927,29 +432,14 @@ KERNEL_TEST("flash backward: padding and rows without a key get zeros") {
 KERNEL_TEST("flash backward: large biases stay finite") {
     for (FlashBias Kind : {FlashBias::Distance, FlashBias::LogDistance}) {
         for (bool causal : {true, false}) {
-            Inputs p = make_inputs(Kind, causal, {1, 140, 1, 64}, 71, 50.0);
-            for (double& g : p.g) { g = (float)(20 * g); }
-            const Results exact = oracle(p, Exact);
+            Problem p = {Kind, causal, {1, 140, 1, 64}};
+            p.b_mean = p.b_std = 50;
+            p.g_mean = 30;
+            p.g_std = 10;
             Worst worst;
-            expect_near(p, Device(p, exact).run(), oracle(p, Backward), exact, worst);
+            expect_oracle(Inputs(p, 71), worst);
         }
     }
-}
-
-// D to 1e6, g to 100, scores 200 apart
-KERNEL_TEST("flash backward: LogDistance at its extremes") {
-    Worst worst;
-    for (bool inside : {false, true}) {
-        for (bool causal : {true, false}) {
-            Inputs p = make_inputs(FlashBias::LogDistance, causal, {1, 140, 1, 64}, 72, 1e4);
-            p.inside = inside;
-            for (double& x : p.q) { x = bf16_of(8 * x); }
-            for (double& x : p.k) { x = bf16_of(8 * x); }
-            for (double& g : p.g) { g = (float)std::min(100.0, 40 * g); }
-            expect_oracle(p, worst);
-        }
-    }
-    inform(worst);
 }
 
 KERNEL_TEST("flash backward after the forward kernel") {
@@ -957,9 +447,9 @@ KERNEL_TEST("flash backward after the forward kernel") {
     for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
             const int T = on_gpu ? 520 : 140;
-            const Inputs p = make_inputs(Kind, causal, {1, T, 1, causal ? 64 : 128}, 81);
+            const Inputs p({Kind, causal, {1, T, 1, causal ? 64 : 128}}, 81);
             const Results exact = oracle(p, Exact);
-            expect_near(p, Device(p, exact).run(true), oracle(p, ForwardAndBackward), exact, worst, true);
+            expect_near(p, Device(p).run(true), oracle(p, ForwardAndBackward), exact, worst, true);
         }
     }
     inform(worst);
@@ -1009,25 +499,20 @@ KERNEL_TEST("flash: blocks on an SM") {
     for (FlashBias Kind : BIASES) {
         for (bool causal : {true, false}) {
             for (int HS : {64, 128}) {
-                const Inputs p = make_inputs(Kind, causal, {1, 1, 1, HS}, 1);
-                Device(p, Results(p)).run(true);
+                const Inputs p({Kind, causal, {1, 1, 1, HS}}, 1);
+                Device(p).run(true);
             }
         }
     }
     for (size_t size : kilobytes) {
-        const auto expect = [&](auto Kind) {
-            constexpr FlashBias K = decltype(Kind)::value;
-            expect_blocks<true, K, 64>(size, build);
-            expect_blocks<false, K, 64>(size, build);
-            expect_blocks<true, K, 128>(size, build);
-            expect_blocks<false, K, 128>(size, build);
-        };
-        expect(std::integral_constant<FlashBias, FlashBias::None>());
-        expect(std::integral_constant<FlashBias, FlashBias::Linear>());
-        expect(std::integral_constant<FlashBias, FlashBias::Distance>());
-        expect(std::integral_constant<FlashBias, FlashBias::LogDistance>());
-        expect(std::integral_constant<FlashBias, FlashBias::Toeplitz>());
-        expect(std::integral_constant<FlashBias, FlashBias::Fire>());
+        for (FlashBias Kind : BIASES) {
+            with_kind(Kind, [&](auto K) {
+                expect_blocks<true, K.value, 64>(size, build);
+                expect_blocks<false, K.value, 64>(size, build);
+                expect_blocks<true, K.value, 128>(size, build);
+                expect_blocks<false, K.value, 128>(size, build);
+            });
+        }
     }
 }
 #endif
