@@ -188,7 +188,7 @@ TEST_SOURCE = -DKERNELS_ELSEWHERE -I. -x c++ $(patsubst %,-include %,$(wildcard 
 # The level that costs least, compiler and run together: of oracles and of what reads long texts -O1, else -O0
 $(B)/test/%.o: test/%.cu $(B)/cpu.flags
 	$(CCACHE) $(CXX) $(CPU_FLAGS) $(if $(filter main model/% programs/% ranks/%,$*),-O0) \
-	    $(if $(filter files/% layers/% oracle_positions text/% model/test_one_file,$*),-O1) $(TEST_SOURCE)
+	    $(if $(filter files/% layers/% oracle_positions text/%,$*),-O1) $(TEST_SOURCE)
 $(B)/asan/%.o: llmc/compiled/%.cu $(B)/asan.flags
 	$(CCACHE) $(CXX) $(ASAN_FLAGS) -x c++ -c $< -o $@
 $(B)/asan/%.o: test/%.cu $(B)/asan.flags

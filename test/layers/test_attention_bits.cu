@@ -1,5 +1,4 @@
-// test_attention_bits.cu -- what must not change attention's bits: padding, threads; pieces instead of the whole; its
-// memory.
+// test_attention_bits.cu -- what must not change attention's bits: padding, threads, skipped tiles; its memory.
 #include "test/layers/attention_layer.h"
 #include "test/oracle.h"
 
@@ -11,36 +10,6 @@
 namespace {
 
 constexpr int MOST_TOKENS = 1 << 30;
-
-// A sequence that arrives in pieces, as in generation, against the oracle and against the same in one call.
-void test_pieces(Random& random, const std::string& name, int stride, const std::vector<int>& pieces) {
-    LayerShape s = {1, 0, 2, 8};
-    for (int n : pieces) { s.T += n; }
-    INFO(name << ", T " << s.T);
-    Layer l(name, s, true, random, stride);                 // capacity beyond the tokens; the rows after them are NaN
-    const std::vector<float> qkv = l.draw_qkv(random);
-    Array<float> whole(qkv), out((size_t)s.T * l.C), lse((size_t)s.NH * l.stride);
-    l.forward(out, lse, whole, 0, s.T);
-    // again: rows arrive piece by piece, and later ones are not there yet
-    l.act_data->set(std::vector<float>(l.acts.total, NAN));
-    std::vector<float> so_far(qkv.size(), NAN), got;
-    Array<float> cached(so_far);
-    int t0 = 0;
-    for (int n : pieces) {
-        so_far = cached.host();
-        std::copy(qkv.begin() + t0 * l.OC, qkv.begin() + (t0 + n) * l.OC, so_far.begin() + t0 * l.OC);
-        cached.set(so_far);
-        Array<float> piece((size_t)n * l.C);
-        l.forward(piece, nullptr, cached, t0, n);
-        const std::vector<float> p = piece.host();
-        got.insert(got.end(), p.begin(), p.end());
-        t0 += n;
-    }
-    // tiles are cut elsewhere, so sums have another order: the unit is the error of the oracle's float32 loops
-    const LayerOracle o(l, qkv, std::vector<float>((size_t)s.T * l.C, 0.0f), false);
-    check_close("in pieces", got, o.out, o.plain_out);
-    check_close("at once", out.host(), o.out, o.plain_out);
-}
 
 // dqkv (B,T,columns_of): without what lies after the encoding's columns
 struct Bits {
@@ -115,12 +84,6 @@ TEST_CASE("attention: padding changes no bit of a sequence", "[attention][encodi
             }
         }
     }
-}
-
-TEST_CASE("attention in pieces equals attention at once, every encoding", "[attention][encodings][asan]") {
-    Random random;
-    INFO(random);
-    for (const std::string& name : encodings()) { test_pieces(random, name, 171, {5, 1, 1, 50, 20, 1, 60, 1, 11}); }
 }
 
 TEST_CASE("attention: same bits for any number of threads", "[attention][encodings]") {

@@ -639,35 +639,3 @@ KERNEL_TEST("planted: a read past dynamic shared memory") {
     EXPECT(!dies_of_overrun(0), "the correct kernel dies");
     EXPECT(dies_of_overrun(1), "not seen");
 }
-
-// ----------------------------------------------------------------------------------------------------------
-
-__global__ void row_sum_of_squares_kernel(float* out, const float* x, int C) {
-    float sum = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { sum += x[blockIdx.x * C + c]; }
-    const float mean = block_sum(sum) / (float)C;
-    float squares = 0.0f;
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        const float d = x[blockIdx.x * C + c] - mean;
-        squares += d * d;
-    }
-    squares = block_sum(squares);
-    if (threadIdx.x == 0) { out[blockIdx.x] = squares; }
-}
-KERNEL_TEST("block_sum: 256 threads, rows of 768") {
-    const int rows = on_gpu ? 4096 : 64, C = 768;
-    const std::vector<float> x = normals((size_t)rows * C, 1);
-    std::vector<double> want(rows);
-    for (int r = 0; r < rows; r++) {
-        double mean = 0;
-        for (int c = 0; c < C; c++) { mean += x[r * C + c] / (double)C; }
-        for (int c = 0; c < C; c++) { want[r] += (x[r * C + c] - mean) * (x[r * C + c] - mean); }
-    }
-    DeviceArray<float> in(x), out(rows);
-    const double start = wall_seconds();
-    launch(row_sum_of_squares_kernel, Grid(rows, 256, 0, stream), out.p, in.p, C);
-    CUDA_CHECK(cudaDeviceSynchronize());
-    INFO("%.3f ms a block of 256 threads, 20 shuffles each", 1000 * (wall_seconds() - start) / rows);
-    const double error = relative_l2(out.host(), want);
-    EXPECT(error < 1e-6, "error %g", error);
-}
