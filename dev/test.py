@@ -42,7 +42,7 @@ ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
 SHORT = {
     "scripts/test_scripts.py": (13, 36),  "programs/test_bert_run": (8, 27),  "scripts/test_data.py": (61, 25),
     "simt/test_layers": (1, 15),          "programs/test_run": (23, 14),      "layers/test_attention": (21, 14),
-    "simt/test_flash_forward": (10, 11),  "model/test_gpt2": (28, 10),        "text/test_tokenizer": (2, 9),
+    "simt/test_flash_forward": (11, 13),  "model/test_gpt2": (28, 10),        "text/test_tokenizer": (2, 9),
     "scripts/test_study.py": (13, 9),     "scripts/test_tasks.py": (20, 7),
     "scripts/test_plot.py": (6, 6),       "programs/test_flags": (4, 6),
     "text/test_documents": (1, 5),        "layers/test_decode": (7, 5),
@@ -55,6 +55,8 @@ SHORT = {
     "ranks/test_launch": (1, 1),          "base/test_rand": (1, 1),           "base/test_gpu": (1, 1),
     "simt/test_ptx_text.py": (1, 1),      "layers/test_layernorm": (1, 0),    "layers/test_adamw": (1, 0),
     "layers/test_rows": (1, 0),           "layers/test_embedding": (1, 0),
+    "programs/test_log": (2, 1),          "base/test_device": (1, 1),         "simt/test_matmul": (1, 1),
+    "simt/test_adamw": (1, 1),
 }
 # They wait more than they compute.
 WAITS = {"test/ranks/test_ranks.py", "test/scripts/test_tasks.py", "test/simt/test_simt_training.py"}

@@ -284,6 +284,13 @@ TEST_CASE("attention across chunks of the cumulative sum", "[attention]") {
     test_layer(random, "kcable", {1, 260, 1, 5}, false);
 }
 
+// The distances 20, 40, 80 and 160 begin a bucket, and are powers that floating point may miss.
+TEST_CASE("attention: t5's buckets other than the default ones", "[attention]") {
+    Random random;
+    INFO(random);
+    for (bool causal : {true, false}) { test_layer(random, "t5:buckets=20,distance=320", {1, 170, 1, 4}, causal); }
+}
+
 // ----------------------------------------------------------------------------------------------------------
 // windows and sinks
 

@@ -1,5 +1,5 @@
-// test_flash_forward.cu -- the tensor-core attention's forward against float64, for every bias; and the bound of
-// flash/bias.cuh against what it leaves out.
+// test_flash_forward.cu -- the tensor-core attention's forward against float64, for every bias; the bound of
+// flash/bias.cuh against what it leaves out; and a quick look at the backward, which test_flash_backward.cu measures.
 //
 // Tolerances are measured: the exact softmax with its weights rounded to bf16 (what the second matmul is fed) and its
 // output rounded to bf16 has some error; the kernel may have twice that. lse: the same with float32 logits.
@@ -245,6 +245,26 @@ KERNEL_TEST("flash forward: other head sizes are declined") {
     Device device(x);
     EXPECT((!flash_forward<true, FlashBias::None>(device.args(), Stream(0))), "HS 24 accepted");
     for (float e : to_float(device.out.host())) { EXPECT(e != e, "written: %g", (double)e); }
+}
+
+// with padding, and with a query that saw no key
+KERNEL_TEST("flash backward: every bias, near float64") {
+    using Part = std::pair<const char*, Doubles Results::*>;
+    for (FlashBias Kind : BIASES) {
+        for (bool causal : {true, false}) {
+            Inputs p({Kind, causal, {2, 140, 1, 64}, {140, 90}}, 66);
+            p.blind = 30;
+            std::vector<Part> parts = {{"dq", &Results::dq}, {"dk", &Results::dk}, {"dv", &Results::dv}};
+            if (p.is_cable()) { parts.insert(parts.end(), {{"dS", &Results::dS}, {"dg", &Results::dg}}); }
+            if (Kind == FlashBias::Toeplitz) { parts.push_back({"dtable", &Results::dtable}); }
+            if (Kind == FlashBias::Fire) { parts.push_back({"FIRE's sums", &Results::fire}); }
+            const Results want = oracle(p, Exact), got = Device(p, &want).run();
+            for (const auto& [name, part] : parts) {
+                const double error = relative_l2(got.*part, want.*part);
+                EXPECT(error <= 1e-2, "%s: %s is off by %.2g", p.text().c_str(), name, error);
+            }
+        }
+    }
 }
 
 // ----------------------------------------------------------------------------------------------------------
