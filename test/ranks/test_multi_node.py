@@ -1,20 +1,17 @@
 """test_multi_node.py -- scripts/multi_node/mpirun.sh and scripts/run_gpt2_*.sh, on CPU ranks with real data (from
 CABLE_DATA). Each training is stopped by SIGUSR1 in its middle, resumes, and ends. slurm.sbatch: test_ranks.py."""
 import glob
-import json
 import os
-import shutil
 import signal
 import subprocess
-import tempfile
 import threading
 import time
 import unittest
 
-from test_ranks import ENVIRONMENT, LIMIT, MPIRUN, PIPES, ROOT, TRAINER
+from test_ranks import ENVIRONMENT, LIMIT, MPIRUN, PIPES, TRAINER
+from folder import SCRIPTS, Folder
 
 DATA = os.environ.get("CABLE_DATA", "")
-SCRIPTS = os.path.join(ROOT, "scripts")
 STEPS = 12
 
 # the trainer, but the first time that it is started one SIGUSR1 comes once it has saved
@@ -30,31 +27,21 @@ fi
 exec "{TRAINER}" "$@"
 """
 
-DRAWN = '#!/bin/sh\necho drawn "$@"\n'
+DRAWN = 'echo drawn "$@"\n'
 
 
 @unittest.skipUnless(DATA, "SKIPPED: CABLE_DATA is not set")
 @unittest.skipUnless(os.path.exists(TRAINER), "SKIPPED: make train_gpt2")
-class MultiNode(unittest.TestCase):
+class MultiNode(Folder):
     def setUp(self):
-        self.directory = tempfile.mkdtemp()
-        self.addCleanup(shutil.rmtree, self.directory)
-        self.trainer = self.program("trainer", STOPPED)
-
-    def at(self, name):
-        return os.path.join(self.directory, name)
-
-    def program(self, name, text):
-        with open(self.at(name), "w") as f:
-            f.write(text)
-        os.chmod(self.at(name), 0o755)
-        return self.at(name)
+        super().setUp()
+        self.trainer = self.executable("trainer", STOPPED)
 
     def files(self):
         return [os.path.join(DATA, f"tiny_shakespeare_{split}.bin") for split in ("train", "val")]
 
     def run_script(self, script, *words, **variables):
-        environment = dict(ENVIRONMENT, RESTART_WAIT="0", MARK=self.at("mark"), RUN=self.at("run"), **variables)
+        environment = dict(ENVIRONMENT, RESTART_WAIT="0", MARK=self.path("mark"), RUN=self.path("run"), **variables)
         for name in "OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM":
             environment.pop(name)                   # the script's to set
         p = subprocess.run(["bash", os.path.join(SCRIPTS, script), *words], env=environment, timeout=LIMIT, **PIPES)
@@ -64,7 +51,7 @@ class MultiNode(unittest.TestCase):
         train, val = self.files()
         return [self.trainer, "--train_files", train, "--val_files", val, "--model", "1,2,16", "--T", "16", "--B", "2",
                 "--total_batch", "64", "--steps", str(STEPS), "--checkpoint_every", "2", "--val_every", "0",
-                "--sample_every", "0", "--out", self.at("run")]
+                "--sample_every", "0", "--out", self.path("run")]
 
     def check_ended(self, code, output):
         """once stopped, resumed once, and at the end; by two ranks each time"""
@@ -72,7 +59,7 @@ class MultiNode(unittest.TestCase):
         self.assertEqual(output.count("stopped with a checkpoint; continuing"), 1, output)
         self.assertEqual(output.count("resumed from"), 1, output)
         self.assertIn("2 ranks", output)
-        self.assertTrue(os.path.isdir(os.path.join(self.at("run"), f"step_{STEPS:08d}")), output)
+        self.assertTrue(os.path.isdir(self.path("run", f"step_{STEPS:08d}")), output)
 
     @unittest.skipUnless(MPIRUN, "SKIPPED: there is no mpirun")
     def test_mpirun(self):
@@ -82,18 +69,16 @@ class MultiNode(unittest.TestCase):
     def test_the_runs_of_the_paper(self):
         """the second script is the first one with other values"""
         train, val = self.files()
-        python = self.program("python", DRAWN)
+        python = self.shell("python", DRAWN)
         code, output = self.run_script(
             "run_gpt2_350M_cable.sh", "--val_batches", "1", "--threads", "1", "--eval_tokens", "256",
-            TRAINER=self.trainer, LAUNCH="--ranks 2", TRAIN_FILES=train, VAL_FILES=val, OUT=self.at("run"),
+            TRAINER=self.trainer, LAUNCH="--ranks 2", TRAIN_FILES=train, VAL_FILES=val, OUT=self.path("run"),
             MODEL="1,2,16", T="16", B="2", TOTAL_BATCH="64", STEPS=str(STEPS), VAL_EVERY="0", CHECKPOINT_EVERY="2",
             LENGTHS="16,32", HELLASWAG="none", PYTHON=python)
         self.check_ended(code, output)
-        self.assertIn(f"drawn scripts/plot.py train {self.at('run')} -o {self.at('run')}/train.png", output)
-        with open(os.path.join(self.at("run"), "log.jsonl")) as f:
-            records = [json.loads(line) for line in f]
-        self.assertEqual([r["T"] for r in records if r["kind"] == "extrapolation"], [16, 32])
-        self.assertEqual(sorted({r["step"] for r in records if r["kind"] == "train"}), list(range(1, STEPS + 1)))
+        self.assertIn(f"drawn scripts/plot.py train {self.path('run')} -o {self.path('run')}/train.png", output)
+        self.assertEqual([r["T"] for r in self.records("extrapolation", "run")], [16, 32])
+        self.assertEqual(sorted({r["step"] for r in self.records("train", "run")}), list(range(1, STEPS + 1)))
 
     def test_the_default_values_of_the_runs(self):
         """--check accepts them for 8 ranks, with HellaSwag"""
@@ -101,8 +86,8 @@ class MultiNode(unittest.TestCase):
         hellaswag = os.path.join(DATA, "hellaswag_val_500.bin")
         for script, model in ("run_gpt2_124M.sh", "124.5M"), ("run_gpt2_350M_cable.sh", "354.6M"):
             code, output = self.run_script(script, TRAINER=TRAINER, LAUNCH="--check --ranks 8", TRAIN_FILES=train,
-                                           VAL_FILES=val, HELLASWAG=hellaswag, OUT=self.at("checked"),
-                                           PYTHON=self.program("python", DRAWN))
+                                           VAL_FILES=val, HELLASWAG=hellaswag, OUT=self.path("checked"),
+                                           PYTHON=self.shell("python", DRAWN))
             self.assertEqual(code, 0, output)
             self.assertIn(model + " parameters", output)
             self.assertIn("all is well: 19073 steps of 524288 tokens", output)
@@ -111,29 +96,28 @@ class MultiNode(unittest.TestCase):
         """codes that would only repeat themselves, not at all"""
         for ends, times in (9, 3), (2, 1), (3, 1), (4, 1), (0, 1):
             with self.subTest(code=ends):
-                calls = self.at(f"calls{ends}")
-                program = self.program("fails", f"#!/bin/sh\necho \"$@\" >>{calls}\nexit {ends}\n")
+                calls = self.path(f"calls{ends}")
+                program = self.shell("fails", f"echo \"$@\" >>{calls}\nexit {ends}\n")
                 skip = f'while [ "$1" != "{program}" ]; do shift; done'
-                double = self.program("mpi", f'#!/bin/sh\n{skip}\nexec "$@"\n')
+                double = self.shell("mpi", f'{skip}\nexec "$@"\n')
                 code, output = self.run_script("multi_node/mpirun.sh", program, "--steps", "1", MPIRUN=double,
                                                RESTARTS="2")
                 self.assertEqual(code, ends, output)
-                with open(calls) as f:
-                    self.assertEqual(f.read(), "--steps 1 --resume 1\n" * times)
+                self.assertEqual(self.read(calls), "--steps 1 --resume 1\n" * times)
 
     @unittest.skipUnless(MPIRUN, "SKIPPED: there is no mpirun")
     def test_a_signal_to_the_script_saves_and_ends(self):
-        os.mkdir(self.at("mark"))                   # the trainer is not stopped by itself
+        os.mkdir(self.path("mark"))                   # the trainer is not stopped by itself
         words = self.command()
         words[words.index("--steps") + 1] = "1000000"
         words += ["--keep", "2"]
-        environment = dict(ENVIRONMENT, RUN=self.at("run"), MARK=self.at("mark"), RANKS="2",
+        environment = dict(ENVIRONMENT, RUN=self.path("run"), MARK=self.path("mark"), RANKS="2",
                            MPI_FLAGS="--oversubscribe")
         p = subprocess.Popen(["bash", os.path.join(SCRIPTS, "multi_node", "mpirun.sh"), *words], env=environment,
                              **PIPES)
         late = threading.Timer(LIMIT, p.kill)
         late.start()
-        while p.poll() is None and not glob.glob(os.path.join(self.at("run"), "step_*")):
+        while p.poll() is None and not glob.glob(self.path("run", "step_*")):
             time.sleep(0.05)
         p.send_signal(signal.SIGTERM)
         output = p.communicate()[0]

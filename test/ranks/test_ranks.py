@@ -20,16 +20,17 @@ import time
 import unittest
 from unittest import mock
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+sys.path.append(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "scripts"))
+import folder  # noqa: E402
+from folder import BERT_TRAINER, ROOT, TRAINER, Folder, alive, children, read, read_bytes  # noqa: E402
+
 COMM_PROGRAM = os.environ.get("COMM_PROGRAM", os.path.join(ROOT, "build", "comm_program"))
 COMM_ALONE = os.path.join(ROOT, "build", "comm_program_alone")      # built without MPI
-TRAINER = os.path.abspath(os.environ.get("TRAIN_GPT2", os.path.join(ROOT, "train_gpt2")))
-BERT_TRAINER = os.path.abspath(os.environ.get("TRAIN_BERT", os.path.join(ROOT, "train_bert")))
 SIMT_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2_fp32")
 BF16_TRAINER = os.path.join(ROOT, "build", "simt", "train_gpt2")
 MPIRUN = shutil.which(os.environ.get("MPIRUN", "mpirun"))
-ENVIRONMENT = dict(os.environ, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
-                   OMP_WAIT_POLICY="passive", OMP_NUM_THREADS="1", CABLE_OVERSUBSCRIBE="1",
+ENVIRONMENT = dict(folder.ENVIRONMENT, OMPI_ALLOW_RUN_AS_ROOT="1", OMPI_ALLOW_RUN_AS_ROOT_CONFIRM="1",
+                   CABLE_OVERSUBSCRIBE="1",
                    OMPI_MCA_btl_vader_single_copy_mechanism="none",     # containers forbid it: a warning
                    OMPI_MCA_plm_rsh_agent="sh")                         # one machine: no ssh is needed
 PIPES = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "universal_newlines": True, "errors": "replace"}
@@ -40,7 +41,6 @@ DEADLINE = 4            # --collective_timeout: more than ranks that work are ap
 SLOW = DEADLINE + 2     # and less than the pause of a slow disk
 TIMED = ["--collective_timeout", str(DEADLINE)]
 CASES = int(os.environ.get("CABLE_RANKS_CASES", "4"))
-signal.signal(signal.SIGINT, signal.default_int_handler)    # a job in the background of a script ignores it
 
 
 def mpirun(ranks):
@@ -68,8 +68,8 @@ def ended(words):
                 ranks = processes(p.pid) if words[0] == MPIRUN else {"": p.pid}
                 what = f"{' '.join(words)}: not ended after {LIMIT} s"
                 for rank, pid in ranks.items():
-                    with contextlib.suppress(OSError), open(f"/proc/{pid}/wchan") as f:
-                        what += f"; rank {rank}, process {pid}, waits in {f.read()}"
+                    with contextlib.suppress(OSError):
+                        what += f"; rank {rank}, process {pid}, waits in {read(f'/proc/{pid}/wchan')}"
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGKILL)
                 p.kill()
@@ -123,8 +123,7 @@ def tensors_of(directory):
     """{name: bytes} of a checkpoint's model file, and of the moments, whichever ranks have written them"""
     found, pieces = {}, {}
     for name in sorted(os.listdir(directory)):
-        with open(os.path.join(directory, name), "rb") as f:
-            data = f.read()
+        data = read_bytes(directory, name)
         if name == "model.safetensors":
             found[name] = data
         if name.endswith(".state"):
@@ -143,29 +142,18 @@ def tensors_of(directory):
     return dict(sorted(found.items()))
 
 
-def alive(pid):
-    try:
-        with open(f"/proc/{pid}/stat") as f:
-            return f.read().rsplit(")", 1)[1].split()[0] != "Z"
-    except OSError:
-        return False
-
-
 def processes(launcher):
     """{rank: pid} of the processes that a launcher has started, directly or through other processes"""
-    found, waiting, children = {}, [launcher], []
-    with contextlib.suppress(OSError), open(f"/proc/{launcher}/task/{launcher}/children") as f:
-        children = [int(child) for child in f.read().split()]
+    found, waiting, own = {}, [launcher], children(launcher)
     while waiting:
         pid = waiting.pop()
+        waiting += children(pid)
         with contextlib.suppress(OSError):
-            with open(f"/proc/{pid}/task/{pid}/children") as f:
-                waiting += [int(child) for child in f.read().split()]
-            with open(f"/proc/{pid}/environ", "rb") as f:
-                m = re.search(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", f.read())
+            environment = read_bytes(f"/proc/{pid}/environ")
+            m = re.search(rb"(?:^|\0)(?:OMPI_COMM_WORLD_RANK|PMI_RANK)=(\d+)", environment)
             if m and pid != launcher:
                 found[int(m.group(1))] = pid
-    return found or dict(enumerate(sorted(children)))       # a program that multiplies itself starts them in order
+    return found or dict(enumerate(sorted(own)))            # a program that multiplies itself starts them in order
 
 
 @contextlib.contextmanager
@@ -350,8 +338,7 @@ class CollectivesBySockets(Collectives, Wire):
 
     def test_waiting_ranks_sleep(self):
         def switches(pid):
-            with open(f"/proc/{pid}/status") as f:
-                return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", f.read(), re.M).group(1))
+            return int(re.search(r"^voluntary_ctxt_switches:\s*(\d+)", read(f"/proc/{pid}/status"), re.M).group(1))
 
         with self.waiting(3) as (_, pids, until, _):
             until(lambda text: text.count("is process") == 3)
@@ -460,27 +447,21 @@ class CollectivesByMpi(Collectives, Wire):
         self.assertLess(seconds, SOON)
 
 
-class Runs(Wire):
+class Runs(Folder, Wire):
     """small runs of train_gpt2, and how they are compared"""
 
     EMULATED = {"trainer": SIMT_TRAINER, "model": "1,2,64", "T": 20, "steps": 2, "micro_batches": 4, "every": 2}
 
     def setUp(self):
-        self.directory = tempfile.TemporaryDirectory()
-        self.addCleanup(self.directory.cleanup)
-        self.text = os.path.join(self.directory.name, "text.txt")
-        with open(os.path.join(ROOT, "LICENSE"), "rb") as source, open(self.text, "wb") as f:
-            f.write(source.read() * 10)
+        super().setUp()
+        self.text = self.write("text.txt", read("LICENSE") * 10)
 
     def command(self, name, *flags, trainer=TRAINER, model="2,4,96", T=32, steps=10, micro_batches=8, every=5, B=1):
         """8 micro-batches of one sequence: 8, 4 or 2 per rank"""
         return [trainer, "--train_files", self.text, "--val_files", self.text, "--model", model, "--T", str(T),
                 "--B", str(B), "--total_batch", str(T * micro_batches), "--steps", str(steps), "--lr", "1e-2",
                 "--warmup", "2", "--val_every", "5", "--val_batches", "3", "--sample_every", "0",
-                "--checkpoint_every", str(every), "--keep", "2", "--out", self.out(name), *flags]
-
-    def out(self, name):
-        return os.path.join(self.directory.name, name)
+                "--checkpoint_every", str(every), "--keep", "2", "--out", self.path(name), *flags]
 
     def run_ok(self, ranks, *command):
         """stdout and stderr of a run"""
@@ -493,9 +474,9 @@ class Runs(Wire):
 
     def result(self, name, step=10):
         """the bytes of a checkpoint and what was logged, without times"""
-        tensors = tensors_of(os.path.join(self.out(name), f"step_{step:08d}"))
-        with open(os.path.join(self.out(name), "log.jsonl")) as f:
-            log = [{k: r.get(k) for k in ("kind", "step", "loss", "norm", "lr")} for r in map(json.loads, f)]
+        tensors = tensors_of(self.path(name, f"step_{step:08d}"))
+        records = map(json.loads, self.read(name, "log.jsonl").splitlines())
+        log = [{k: r.get(k) for k in ("kind", "step", "loss", "norm", "lr")} for r in records]
         assert sum(r["kind"] == "train" for r in log) == step and any(r["kind"] == "val" for r in log), log
         return tensors, log
 
@@ -509,7 +490,7 @@ class Runs(Wire):
     def interrupted(self, name, ranks, what, *flags):
         """exit code, output and seconds of a long run after what(pids), which is called once it has a checkpoint"""
         with self.started(ranks, *self.command(name, *flags, steps=2000, every=2)) as (p, pids, until, end):
-            until(lambda _: os.path.isdir(os.path.join(self.out(name), "step_00000004")))
+            until(lambda _: os.path.isdir(self.path(name, "step_00000004")))
             what({**pids, "parent": p.pid})
             return end()
 
@@ -526,7 +507,7 @@ class Training:
                     self.assertIn(f"{ranks} ranks, gradients by {self.wire}", " ".join(output.split()))
                     self.assert_same(f"{pos}1", f"{pos}{ranks}")
                     # each rank has written its part of the moments
-                    files = [f for f in os.listdir(os.path.join(self.out(f"{pos}{ranks}"), "step_00000010"))
+                    files = [f for f in os.listdir(self.path(f"{pos}{ranks}", "step_00000010"))
                              if f.startswith("optimizer_")]
                     self.assertEqual(sorted(files), [f"optimizer_{r}.state" for r in range(ranks)])
                     # only rank 0 prints
@@ -538,13 +519,13 @@ class Training:
             with self.subTest(before=before, after=after):
                 name = f"{before}_{after}"
                 self.train(before, name)
-                shutil.rmtree(os.path.join(self.out(name), "step_00000010"))
+                shutil.rmtree(self.path(name, "step_00000010"))
                 output = self.train(after, name, "--resume", "1")
                 self.assertIn("step_00000005", output)
                 self.assert_same("whole", name)
         # a file of moments is missing, although the manifest is valid: refused
         self.train(2, "part")
-        step = os.path.join(self.out("part"), "step_00000010")
+        step = self.path("part", "step_00000010")
         os.unlink(os.path.join(step, "optimizer_1.state"))
         output = self.train(1, "part", "--resume", "1")
         self.assertRegex(output, "step_00000010 is bad: .*optimizer_1.state")
@@ -579,14 +560,14 @@ class Training:
                     name, ranks, lambda pids: os.kill(pids[victim], signal.SIGKILL), *constant)
                 self.assertNotEqual(code, 0, output)
                 self.assertLess(seconds, SOON)
-                saved = max(int(d[5:]) for d in os.listdir(self.out(name)) if re.fullmatch(r"step_\d{8}", d))
+                saved = max(int(d[5:]) for d in os.listdir(self.path(name)) if re.fullmatch(r"step_\d{8}", d))
                 length = saved + 4
                 self.train(1, name, "--resume", "1", "--allow_change", "steps", *constant, steps=length, every=length)
                 self.train(1, name + "_whole", *constant, steps=length, every=length)
                 self.assert_same(name + "_whole", name, step=length)
 
     def test_a_save_may_take_longer_than_the_timeout(self):
-        slow = slow_disk(self.directory.name, SLOW)
+        slow = slow_disk(self.folder, SLOW)
         command = slow + self.command("slow", *TIMED, steps=4, every=2)
         begin = time.monotonic()
         code, output = self.run_on(2, *command)
@@ -599,10 +580,10 @@ class Training:
         """is not hidden by that: the saving rank, whose disk hangs too, notices it, and so do the remaining ranks"""
         for victim in 1, 0:
             with self.subTest(victim=victim):
-                slow = slow_disk(self.directory.name, 60)
+                slow = slow_disk(self.folder, 60)
                 command = slow + self.command(f"slow{victim}", *TIMED, every=2)
                 with self.started(2, *command) as (_, pids, until, end):
-                    until(lambda _: any("safetensors" in f for _, _, files in os.walk(self.out(f"slow{victim}"))
+                    until(lambda _: any("safetensors" in f for _, _, files in os.walk(self.path(f"slow{victim}"))
                                         for f in files))
                     time.sleep(0.5)
                     os.kill(pids[victim], signal.SIGSTOP)
@@ -623,7 +604,7 @@ class Training:
                 code, output, _ = self.interrupted(name, 2, lambda pids: os.kill(pids[victim], number))
                 self.assertEqual(code, 75, output)
                 step = int(re.search(r"stopped by signal \d+ before step (\d+)", output).group(1)) - 1
-                self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
+                self.assertTrue(os.path.isdir(self.path(name, f"step_{step:08d}")), output)
 
     @unittest.skipUnless(os.path.exists(SIMT_TRAINER), "SKIPPED: build/simt/train_gpt2_fp32 is not built")
     def test_the_cuda_build_on_the_emulator(self):
@@ -662,8 +643,8 @@ class TrainingBySockets(Training, Runs):
         """of 6 micro-batches each has a leaf of 2; one rank continues in the same order, two ranks cannot"""
         self.train(3, "3", micro_batches=6)
         for name in "1", "2":
-            shutil.copytree(self.out("3"), self.out(name))
-            shutil.rmtree(os.path.join(self.out(name), "step_00000010"))
+            shutil.copytree(self.path("3"), self.path(name))
+            shutil.rmtree(self.path(name, "step_00000010"))
         self.train(1, "1", "--resume", "1", micro_batches=6)
         self.assert_same("1", "3")
         code, output = self.run_on(2, *self.command("2", "--resume", "1", micro_batches=6))
@@ -737,8 +718,8 @@ class TrainingBySockets(Training, Runs):
         """only rank 0 cleans the directory and reads all bytes of the newest checkpoint"""
         self.train(1, "whole", steps=4, every=2)
         self.train(1, "tidied", steps=4, every=2)
-        shutil.rmtree(os.path.join(self.out("tidied"), "step_00000004"))
-        slow = slow_disk(self.directory.name, SLOW, "tidied")
+        shutil.rmtree(self.path("tidied", "step_00000004"))
+        slow = slow_disk(self.folder, SLOW, "tidied")
         begin = time.monotonic()
         code, output = self.run_on(2, *slow, *self.command("tidied", *TIMED, "--resume", "1", steps=4, every=2))
         self.assertEqual(code, 0, output)
@@ -749,19 +730,19 @@ class TrainingBySockets(Training, Runs):
     def test_an_output_directory_may_take_longer_than_the_timeout(self):
         self.train(1, "whole", steps=4, every=2)
         self.train(1, "cut", steps=4, every=2)
-        shutil.rmtree(os.path.join(self.out("cut"), "step_00000004"))
+        shutil.rmtree(self.path("cut", "step_00000004"))
         for name, word, flags in (("new", "/new", ()), ("probed", ".tmp_step_shared", ()),
                                   ("cut", "log.jsonl", ("--resume", "1"))):
             with self.subTest(word):
                 begin = time.monotonic()
-                code, output = self.run_on(2, *slow_disk(self.directory.name, SLOW, word),
+                code, output = self.run_on(2, *slow_disk(self.folder, SLOW, word),
                                            *self.command(name, *TIMED, *flags, steps=4, every=2))
                 self.assertEqual(code, 0, output)
                 self.assertGreater(time.monotonic() - begin, SLOW, "the disk was not slow")
                 self.assert_same("whole", name, step=4)
 
     def test_an_environment_that_cannot_grow(self):
-        full = preloaded(self.directory.name, "full", "int setenv(const char *name, const char *value, int replace) { "
+        full = preloaded(self.folder, "full", "int setenv(const char *name, const char *value, int replace) { "
                          "(void)name; (void)value; (void)replace; return -1; }\n")
         code, output = self.run_on(1, "env", "-u", "OMP_WAIT_POLICY", *full, TRAINER, "--help")
         self.assertEqual(code, 0, output)
@@ -815,7 +796,7 @@ class TrainingBySockets(Training, Runs):
                 self.assertEqual(code == 75, bool(found), output)
                 if found and found.group(1) != "1":
                     step = int(found.group(1) or 41) - 1
-                    self.assertTrue(os.path.isdir(os.path.join(self.out(name), f"step_{step:08d}")), output)
+                    self.assertTrue(os.path.isdir(self.path(name, f"step_{step:08d}")), output)
                 shape["every"] = 40
                 self.train(draw.choice([1, 2, 4]), name, *constant, "--resume", "1", **shape)
                 self.train(1, name + "_whole", *constant, **shape)
@@ -827,10 +808,10 @@ class TrainingByMpi(Training, Runs):
     wire = "MPI"
 
     def test_other_flags_on_a_rank_are_an_error(self):
-        other = self.out("other.txt")
+        other = self.path("other.txt")
         shutil.copyfile(self.text, other)
         same = self.command("same", "--threads", "1")
-        for flag, value in (("--train_files", other), ("--val_files", other), ("--out", self.out("elsewhere")),
+        for flag, value in (("--train_files", other), ("--val_files", other), ("--out", self.path("elsewhere")),
                             ("--lr", "2e-2"), ("--steps", "9")):
             with self.subTest(flag=flag):
                 changed = list(same)
@@ -842,7 +823,7 @@ class TrainingByMpi(Training, Runs):
                 self.assertEqual(len(found), 1, output)
                 if flag == "--steps":
                     self.assertEqual(found, [("'9'", "'10'")])
-                self.assertFalse(os.path.exists(self.out("same")) or os.path.exists(self.out("elsewhere")))
+                self.assertFalse(os.path.exists(self.path("same")) or os.path.exists(self.path("elsewhere")))
         threads = [*same[:-1], "2"]
         self.assertEqual(apart([same, threads])[0], 0)
         self.train(1, "alone")
@@ -850,8 +831,7 @@ class TrainingByMpi(Training, Runs):
 
     def test_other_data_on_a_rank_are_an_error(self):
         """the same flags, but each rank has a disk of its own"""
-        with open(self.text, "rb") as f:
-            text = f.read()
+        text = read_bytes(self.text)
         command = self.command("out", "--eval_lengths", "16")
         for name in ("train_files", "val_files"):
             command[command.index("--" + name) + 1] = name + ".txt"
@@ -861,17 +841,14 @@ class TrainingByMpi(Training, Runs):
                     self.fresh_places()
                     for place in self.places:
                         for name in ("train_files", "val_files"):
-                            with open(os.path.join(place, name + ".txt"), "wb") as f:
-                                f.write(text)
+                            self.write(os.path.join(place, name + ".txt"), text)
                     changed = {"longer": text + b"x" * 5000, "other": text[:-1] + b"#"}.get(change, text)
-                    path = os.path.join(self.places[1], flag + ".txt")
-                    with open(path, "wb") as f:
-                        f.write(changed)
+                    path = self.write(os.path.join(self.places[1], flag + ".txt"), changed)
                     words = command
                     if change == "another file":
                         shutil.copyfile(path, os.path.join(self.places[1], flag + "2.txt"))
                         words = [w.replace(flag + ".txt", flag + "*.txt") for w in command]
-                    shutil.rmtree(self.out("out"), ignore_errors=True)
+                    shutil.rmtree(self.path("out"), ignore_errors=True)
                     code, output = apart([words, words], self.places)
                     if change is None:
                         self.assertEqual(code, 0, output)
@@ -894,13 +871,13 @@ class TrainingByMpi(Training, Runs):
         self.assertNotIn("loss ", output)
 
     def fresh_places(self):
-        self.places = [self.out("here"), self.out("there")]
+        self.places = [self.path("here"), self.path("there")]
         for place in self.places:
             shutil.rmtree(place, ignore_errors=True)
             os.mkdir(place)
 
     def checkpoint_at(self, place, of, step, to):
-        shutil.copytree(os.path.join(self.out(of), f"step_{step:08d}"), os.path.join(self.places[place], to))
+        shutil.copytree(self.path(of, f"step_{step:08d}"), os.path.join(self.places[place], to))
 
     SAME = "expected the same on all ranks, got"
 
@@ -934,30 +911,23 @@ class TrainingByMpi(Training, Runs):
             for place in 0, 1:
                 self.checkpoint_at(place, "one", 1, "run/step_00000001")
             path = os.path.join(self.places[1], "run", "step_00000001", name)
-            with open(path, "rb") as f:
-                data = bytearray(f.read())
+            data = bytearray(read_bytes(path))
             data[data.index(before) + len(before) - 1 if before else -5] ^= 1
-            with open(path, "wb") as f:
-                f.write(data)
+            self.write(path, bytes(data))
             self.refused_apart("--resume run/step_00000001: " + self.SAME, "--resume", "1")
 
     def test_another_program_or_directory_on_a_rank_is_an_error(self):
         """before anything is trained, though nothing is saved for five steps"""
         self.fresh_places()
         self.refused_apart("--out run: rank 1 cannot write there, or cannot read what rank 0 has written", *TIMED)
-        other = self.out("other")
-        shutil.copyfile(TRAINER, other)
-        with open(other, "ab") as f:
-            f.write(b"#")
-        os.chmod(other, 0o755)
+        other = self.executable("other", read_bytes(TRAINER) + b"#")
         self.refused_apart(f"the program: {self.SAME} a file of .* bytes, checksum .* on rank 1 and a file of ",
                            commands=lambda command: [command, [other, *command[1:]]])
 
     def test_a_job_of_slurm_goes_on_where_it_was_stopped(self):
         """scripts/multi_node/slurm.sbatch: srun is a script that sends SIGUSR1 to the ranks once they have saved"""
         script = os.path.join(ROOT, "scripts", "multi_node", "slurm.sbatch")
-        tools, out = self.out("tools"), self.out("job")
-        os.mkdir(tools)
+        tools, out = self.path("tools"), self.path("job")
         srun = f"""#!/bin/sh
             echo "$@" >>{tools}/calls
             while [ "$1" != {TRAINER} ]; do shift; done
@@ -968,10 +938,8 @@ class TrainingByMpi(Training, Runs):
             wait $pid; code=$?
             exit ${{ENDS:-$code}}
             """
-        for name, text in ("srun", srun), ("scontrol", f"#!/bin/sh\necho scontrol \"$@\" >>{tools}/calls\n"):
-            with open(os.path.join(tools, name), "w") as f:
-                f.write(text)
-            os.chmod(os.path.join(tools, name), 0o755)
+        self.executable("tools/srun", srun)
+        self.shell("tools/scontrol", f"echo scontrol \"$@\" >>{tools}/calls\n")
         environment = dict(ENVIRONMENT, SLURM_JOB_ID="77", PATH=tools + ":" + os.environ["PATH"])
         words = ["bash", script, *self.command("job", steps=100000, every=10)]
         for attempt in 1, 2:
@@ -980,8 +948,7 @@ class TrainingByMpi(Training, Runs):
             self.assertEqual("resumed from" in p.stdout, attempt == 2, p.stdout)
         p = subprocess.run(words, env=dict(environment, ENDS="5"), timeout=LIMIT, **PIPES)
         self.assertEqual(p.returncode, 5, p.stdout)
-        with open(os.path.join(tools, "calls")) as f:
-            calls = f.read().split("\n")
+        calls = self.read("tools/calls").split("\n")
         self.assertEqual(calls.count("scontrol requeue 77"), 2, calls)
         self.assertTrue(calls[0].startswith("-K1 --mpi=pmix --cpu-bind=none --cpus-per-task=1 " + TRAINER), calls)
         p = subprocess.run(["bash", script], env=environment, **PIPES)
@@ -989,12 +956,12 @@ class TrainingByMpi(Training, Runs):
         self.assertTrue(p.stdout.endswith("(`srun --mpi=list`).\n"), p.stdout)
 
     def test_a_rank_that_mpi_does_not_let_go(self):
-        stuck = preloaded(self.directory.name, "stuck", "#include <unistd.h>\n"
+        stuck = preloaded(self.folder, "stuck", "#include <unistd.h>\n"
                           "int MPI_Finalize(void) { return (int)sleep(600); }\n")
         code, output = self.run_on(2, *stuck, *self.command("stuck", *TIMED, steps=1))
         self.assertEqual(code, 5, output)
         self.assertIn("error: MPI_Init or MPI_Finalize: the other ranks did not appear in time", output)
-        self.assertTrue(os.path.isdir(os.path.join(self.out("stuck"), "step_00000001")), output)
+        self.assertTrue(os.path.isdir(self.path("stuck", "step_00000001")), output)
 
     def test_the_others_never_start(self):
         begin = time.monotonic()
@@ -1008,12 +975,7 @@ class TrainingByMpi(Training, Runs):
 
 def bytes_of(directory, *ends):
     """{name: bytes} of a directory's files with these ends"""
-    found = {}
-    for name in sorted(os.listdir(directory)):
-        if name.endswith(ends):
-            with open(os.path.join(directory, name), "rb") as f:
-                found[name] = f.read()
-    return found
+    return {name: read_bytes(directory, name) for name in sorted(os.listdir(directory)) if name.endswith(ends)}
 
 
 def write_hellaswag(path, examples, seed=1):
@@ -1040,13 +1002,7 @@ class Sharing(Runs):
 
     def setUp(self):
         super().setUp()
-        with open(self.text, encoding="ascii") as f:
-            self.words = f.read().split()
-
-    def write(self, name, text):
-        with open(self.out(name), "w", encoding="ascii") as f:
-            f.write(text)
-        return self.out(name)
+        self.words = read(self.text).split()
 
     def lines(self, name, count, seed, most=12):
         """a file of `count` different lines of words, of very different lengths"""
@@ -1055,21 +1011,20 @@ class Sharing(Runs):
         return self.write(name, "".join(text + "\n" for text in texts)), texts
 
     def command(self, out, *flags, trainer=TRAINER, steps=2, every=2, T=32, samples=8, val="text.txt"):
-        return [trainer, "--train_files", self.text, "--val_files", self.out(val), "--model", "2,4,96", "--T", str(T),
+        return [trainer, "--train_files", self.text, "--val_files", self.path(val), "--model", "2,4,96", "--T", str(T),
                 "--B", "1", "--total_batch", str(T * samples), "--steps", str(steps), "--lr", "1e-2", "--warmup", "1",
-                "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.out(out), *flags]
+                "--schedule", "constant", "--checkpoint_every", str(every), "--out", self.path(out), *flags]
 
     def log(self, out, *kinds):
         """what log.jsonl says, without times"""
-        with open(os.path.join(self.out(out), "log.jsonl"), encoding="ascii") as f:
-            records = [json.loads(line) for line in f]
+        records = map(json.loads, self.read(out, "log.jsonl").splitlines())
         found = [{k: v for k, v in r.items() if k not in ("ms", "tok_per_s", "mem", "time")}
                  for r in records if r["kind"] in kinds]
         self.assertEqual({r["kind"] for r in found}, set(kinds))
         return found
 
     def checkpoint(self, out, step):
-        return tensors_of(os.path.join(self.out(out), f"step_{step:08d}"))
+        return tensors_of(self.path(out, f"step_{step:08d}"))
 
     def assert_same_files(self, a, b):
         self.assertEqual(list(a), list(b))
@@ -1079,8 +1034,8 @@ class Sharing(Runs):
     def test_hellaswag_and_long_evaluation(self):
         """every score of every ending, during training and of a checkpoint, and every position's loss"""
         examples = 23
-        write_hellaswag(self.out("h.bin"), examples)
-        hellaswag = ["--hellaswag", self.out("h.bin")]
+        write_hellaswag(self.path("h.bin"), examples)
+        hellaswag = ["--hellaswag", self.path("h.bin")]
         trained, found = {}, {}
         for ranks in 1, 2, 4:
             out = f"swag{ranks}"
@@ -1088,18 +1043,15 @@ class Sharing(Runs):
             trained[ranks] = self.log(out, "val", "hellaswag", "train")
         for ranks in 1, 2, 3:
             out = f"use{ranks}"
-            output = self.run_ok(ranks, TRAINER, "--load", os.path.join(self.out("swag1"), "step_00000002"),
-                                 "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.out(out),
+            output = self.run_ok(ranks, TRAINER, "--load", self.path("swag1", "step_00000002"),
+                                 "--val_files", self.text, "--T", "48", "--B", "5", "--out", self.path(out),
                                  "--eval_lengths", "16,48,200", "--eval_tokens", "20000", "--curve", "--stride", "11",
                                  "--token_losses", *hellaswag)
             tables = [line for line in output.splitlines() if re.match(r"HellaSwag: |.*positions| +\d+ +\d+ ", line)]
             self.assertEqual(len(tables), 1 + 3 + 3 * 8, output)
             records = self.log(out, "hellaswag_example", "hellaswag", "extrapolation", "curve")
             self.assertEqual(len(records), examples + 1 + 3 + 3)
-            losses = []
-            for T in 16, 48, 200:
-                with open(os.path.join(self.out(out), f"token_losses_{T}_11.safetensors"), "rb") as f:
-                    losses.append(f.read())
+            losses = [read_bytes(self.path(out, f"token_losses_{T}_11.safetensors")) for T in (16, 48, 200)]
             self.assertGreater(min(map(len, losses)), 4 * 10000)
             found[ranks] = tables, records, losses
         for results in trained, found:
@@ -1110,19 +1062,19 @@ class Sharing(Runs):
 
     def test_tasks(self):
         """every file: the ranks share its batches, which may be fewer than the ranks"""
-        tasks = self.out("tasks")
+        tasks = self.path("tasks")
         subprocess.run([sys.executable, os.path.join(ROOT, "data", "tasks.py"), "--out", tasks, "--tasks", "reverse",
                         "--length", "10", "--examples", "2000", "--test_examples", "300"], check=True,
                        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         train = os.path.join(tasks, "reverse_train.bin")
         self.run_ok(1, TRAINER, "--train_files", train, "--model", "2,2,32", "--T", "22", "--B", "16", "--steps", "30",
                     "--lr", "1e-2", "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "30", "--out",
-                    self.out("reverses"))
-        load = [TRAINER, "--load", os.path.join(self.out("reverses"), "step_00000030"), "--T", "22", "--tasks",
+                    self.path("reverses"))
+        load = [TRAINER, "--load", self.path("reverses", "step_00000030"), "--T", "22", "--tasks",
                 os.path.join(tasks, "reverse_test_*.bin")]
         found = {}
         for ranks in 1, 2, 3:
-            output = self.run_ok(ranks, *load, "--out", self.out(f"asked{ranks}"))
+            output = self.run_ok(ranks, *load, "--out", self.path(f"asked{ranks}"))
             tables = [line for line in output.splitlines() if re.match(r"reverse_test_\d+\.bin +\d", line)]
             found[ranks] = tables, self.log(f"asked{ranks}", "task")
             self.assertEqual(len(tables), 4, output)
@@ -1136,9 +1088,8 @@ class Sharing(Runs):
     def test_a_signal_amid_an_evaluation(self):
         """Each evaluation takes minutes, and one rank gets the signal: all leave it, and what it would have said is not
         logged. They run at the same time, as each shows only after ten seconds where it is."""
-        with open(self.out("long.txt"), "w", encoding="ascii") as f:
-            f.write(" ".join(random.Random(6).choices(self.words, k=100000)) * 100)
-        write_hellaswag(self.out("long.bin"), 60000)
+        self.write("long.txt", " ".join(random.Random(6).choices(self.words, k=100000)) * 100)
+        write_hellaswag(self.path("long.bin"), 60000)
         for out in "validation", "hellaswag", "use":
             self.train(1, out, "--val_every", "0", "--sample_every", "0", samples=12)
 
@@ -1146,11 +1097,11 @@ class Sharing(Runs):
             return self.command(out, "--resume", "1", "--sample_every", "0", "--val_batches", *flags, samples=12,
                                 steps=2, val="long.txt")
 
-        load = ["--load", os.path.join(self.out("use"), "step_00000002"), "--val_files", self.out("long.txt")]
+        load = ["--load", self.path("use", "step_00000002"), "--val_files", self.path("long.txt")]
         long, after = "evaluating at T = 32", "after the last step"
         cases = [(2, long, after, "val", resumed("validation", "-1", "--val_every", "2")),
                  (2, "HellaSwag", after, "hellaswag",
-                  resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.out("long.bin"))),
+                  resumed("hellaswag", "1", "--val_every", "2", "--hellaswag", self.path("long.bin"))),
                  (2, long, after, "extrapolation", resumed("use", "1", "--val_every", "0", "--eval_lengths", "32")),
                  (2, long, None, None, [TRAINER, *load, "--T", "32", "--eval_lengths", "32"])]
         with contextlib.ExitStack() as runs:
@@ -1167,8 +1118,8 @@ class Sharing(Runs):
                         continue
                     self.assertEqual(code, 75, output)
                     self.assertIn(f"stopped by signal {int(signal.SIGTERM)} {where}; continue with --resume 1", output)
-                    with open(os.path.join(command[command.index("--out") + 1], "log.jsonl"), encoding="ascii") as f:
-                        self.assertNotIn(f'"kind":"{kind}"', f.read().replace(" ", ""))
+                    log = read(command[command.index("--out") + 1], "log.jsonl")
+                    self.assertNotIn(f'"kind":"{kind}"', log.replace(" ", ""))
 
     def bert(self, ranks, out, *flags, **more):
         """masked bytes: 8 samples, in 8, 4 or 2 micro-batches per rank"""
@@ -1203,8 +1154,8 @@ class Sharing(Runs):
         # 12 micro-batches, a leaf of 4 on each of three ranks, with which one rank continues
         six = {"samples": 6, "steps": 6}
         self.pairs(3, "six3", "--pooling", "cls", **six)
-        shutil.copytree(self.out("six3"), self.out("six1"))
-        shutil.rmtree(os.path.join(self.out("six1"), "step_00000006"))
+        shutil.copytree(self.path("six3"), self.path("six1"))
+        shutil.rmtree(self.path("six1", "step_00000006"))
         self.pairs(1, "six1", "--pooling", "cls", "--resume", "1", **six)
         for ranks in 1, 2:                              # 24 micro-batches, 3 to a leaf
             self.pairs(ranks, f"negative{ranks}", texts=3)
@@ -1217,7 +1168,7 @@ class Sharing(Runs):
                 self.assert_same_files(self.checkpoint(a, step), self.checkpoint(b, step))
                 if "_" not in b:
                     self.assertEqual(self.log(a, "train"), self.log(b, "train"))
-        code, output = self.run_on(2, BERT_TRAINER, "--pairs", self.out("groups2.txt"), "--model", "2,2,32", "--T",
+        code, output = self.run_on(2, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--model", "2,2,32", "--T",
                                    "32", "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
         self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
@@ -1225,44 +1176,40 @@ class Sharing(Runs):
     def test_embeddings_and_predictions(self):
         """of documents that make some twenty batches, which 3 ranks do not divide"""
         self.bert(1, "base", steps=3, every=3)
-        use = [BERT_TRAINER, "--load", os.path.join(self.out("base"), "step_00000003"), "--T", "64"]
+        use = [BERT_TRAINER, "--load", self.path("base", "step_00000003"), "--T", "64"]
         documents, _ = self.lines("documents.txt", 700, 3, most=60)
         found = {}
         for ranks in 1, 2, 3:
-            encoded = self.out(f"encoded{ranks}")
+            encoded = self.path(f"encoded{ranks}")
             output = self.run_ok(ranks, *use, "--encode", documents, "--out", encoded, "--predict",
                                  "the [MASK]oftware is [MASK]")
             found[ranks] = [line for line in output.splitlines() if "[MASK]" in line]
             self.assertEqual(len(found[ranks]), 3, output)
             files = bytes_of(encoded, ".safetensors", ".ids")
             self.assertEqual(list(files), ["embeddings.ids", "embeddings.safetensors"])
-            self.assert_same_files(bytes_of(self.out("encoded1"), ".safetensors", ".ids"), files)
+            self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
         begin = time.monotonic()                        # only one rank writes, to a slow disk
-        self.run_ok(2, *slow_disk(self.directory.name, SLOW), *use, "--encode", documents, "--out", self.out("slow"),
+        self.run_ok(2, *slow_disk(self.folder, SLOW), *use, "--encode", documents, "--out", self.path("slow"),
                     *TIMED)
         self.assertGreater(time.monotonic() - begin, SLOW, "the disk was not slow")
-        self.assert_same_files(bytes_of(self.out("encoded1"), ".safetensors", ".ids"),
-                               bytes_of(self.out("slow"), ".safetensors", ".ids"))
+        self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"),
+                               bytes_of(self.path("slow"), ".safetensors", ".ids"))
 
     def test_what_ranks_cannot_share(self):
-        for flags in (["--generate", "a"], ["--dump_bias", "0,0,a", "--out", self.out("nowhere")]):
+        for flags in (["--generate", "a"], ["--dump_bias", "0,0,a", "--out", self.path("nowhere")]):
             code, output = self.run_on(2, TRAINER, "--load", "x", *flags)
             self.assertEqual(code, 2, output)
             self.assertEqual(output.count("error: --generate, --dump_bias: expected one process, got 2: "), 1, output)
         self.bert(1, "refusing", steps=1, every=1)
-        there = self.out("there")
-        os.mkdir(there)
-        shutil.copy(self.lines("c.txt", 9, 7)[0], there)
-        with open(os.path.join(there, "c.txt"), "a", encoding="ascii") as f:
-            f.write("one more\n")
-        command = [BERT_TRAINER, "--load", os.path.join(self.out("refusing"), "step_00000001"), "--T", "64", "--encode",
-                   "c.txt", "--out", self.out("nowhere")]
-        code, output = apart([command, command], [self.directory.name, there])
+        self.write("there/c.txt", read(self.lines("c.txt", 9, 7)[0]) + "one more\n")
+        command = [BERT_TRAINER, "--load", self.path("refusing", "step_00000001"), "--T", "64", "--encode",
+                   "c.txt", "--out", self.path("nowhere")]
+        code, output = apart([command, command], [self.folder, self.path("there")])
         self.assertEqual(code, 2, output)
         self.assertRegex(output, "error: --encode: expected the same on all ranks, got 1 files, .* on rank 1")
-        self.assertFalse(os.path.exists(self.out("nowhere")))
+        self.assertFalse(os.path.exists(self.path("nowhere")))
 
 
 if __name__ == "__main__":

@@ -2,19 +2,16 @@
 file systems without a service, wrong clocks. Each run gives the bits of an ordinary one, or says what is wrong."""
 import errno
 import fcntl
-import json
 import os
 import re
 import signal
 import subprocess
-import tempfile
 import termios
 import time
 import unittest
 
-from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, TRAINER
-
-FAULTS_SOURCE = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "faults.c")
+from test_ranks import BERT_TRAINER, ENVIRONMENT, LIMIT, ROOT, TRAINER
+from folder import ClassFolder, read_bytes
 
 # What changes the disk, by its name in the C library: test/faults.c has to stand before each that a trainer imports.
 # Without freopen(), which sends the console of all ranks but the first to /dev/null.
@@ -25,24 +22,20 @@ CHANGES = set("""
     __open_2 __open64_2 __openat_2 syscall""".split())
 
 
-class Start(unittest.TestCase):
+class Start(ClassFolder):
     @classmethod
     def setUpClass(cls):
-        directory = tempfile.TemporaryDirectory()
-        cls.addClassCleanup(directory.cleanup)
-        cls.directory = directory.name
-        cls.library = os.path.join(cls.directory, "faults.so")
-        subprocess.run(["cc", "-shared", "-fPIC", FAULTS_SOURCE, "-o", cls.library, "-ldl"], check=True)
-        cls.text = os.path.join(cls.directory, "t.txt")
-        with open(cls.text, "w") as f:
-            f.write("some text to learn\n" * 500)
+        super().setUpClass()
+        cls.library, source = cls.path("faults.so"), os.path.join(ROOT, "test", "faults.c")
+        subprocess.run(["cc", "-shared", "-fPIC", source, "-o", cls.library, "-ldl"], check=True)
+        cls.text = cls.write("t.txt", "some text to learn\n" * 500)
         cls.runs = 0
         cls.ordinary = {trainer: cls.results(*cls.run_of(trainer)[:2]) for trainer in (TRAINER, BERT_TRAINER)}
 
     @classmethod
     def command(cls, trainer, *flags, steps=4):
         cls.runs += 1
-        out = os.path.join(cls.directory, f"out{cls.runs}")
+        out = cls.path(f"out{cls.runs}")
         return out, [trainer, "--train_files", cls.text, "--val_every", "0", "--model", "1,2,16", "--T", "16", "--B",
                      "2", "--total_batch", "64", "--steps", str(steps), "--checkpoint_every", str(steps), "--out", out,
                      *flags]
@@ -60,18 +53,13 @@ class Start(unittest.TestCase):
             assert f"FAULTS: {call} number 1, " in p.stderr, f"{planted}: {p.stderr}"
         return p.returncode, out, p.stderr
 
-    @staticmethod
-    def results(code, out):
+    @classmethod
+    def results(cls, code, out):
         """the model and main.log of a run that has ended well"""
         assert code == 0, code
-        with open(f"{out}/log.jsonl") as f:
-            kinds = [json.loads(line)["kind"] for line in f]
+        kinds = re.findall('"kind":"([^"]*)"', cls.read(out, "log.jsonl"))
         assert kinds == ["config"] + 4 * ["train"], kinds
-        results = []
-        for name in "step_00000004/model.safetensors", "main.log":
-            with open(f"{out}/{name}", "rb") as f:
-                results.append(f.read())
-        return results
+        return [read_bytes(out, name) for name in ("step_00000004/model.safetensors", "main.log")]
 
     def test_closed_descriptors(self):
         """the lowest free descriptor is the next file's: no log gets the console's text, ranks keep their sockets"""
@@ -162,8 +150,8 @@ class Start(unittest.TestCase):
             with self.subTest(seconds):
                 code, out, _ = self.run_of(TRAINER, faults=[("clock", seconds)])
                 self.assertEqual(self.results(code, out), self.ordinary[TRAINER])
-                with open(f"{out}/log.jsonl") as f:
-                    self.assertRegex(f.read(), f'"time":"{year}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{{3}}Z"')
+                self.assertRegex(self.read(out, "log.jsonl"),
+                                 f'"time":"{year}-\\d\\d-\\d\\dT\\d\\d:\\d\\d:\\d\\d\\.\\d{{3}}Z"')
 
 
 if __name__ == "__main__":

@@ -34,6 +34,21 @@ def read_bytes(*names):
         return f.read()
 
 
+def alive(pid):
+    """whether a process runs, and is not only waited for"""
+    try:
+        return read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def children(pid):
+    """the processes that a process has started; none of one that has ended"""
+    with contextlib.suppress(OSError):
+        return [int(child) for child in read(f"/proc/{pid}/task/{pid}/children").split()]
+    return []
+
+
 def ended(*command, **more):
     """(the exit code of a program, all that it prints)"""
     p = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, **more)
