@@ -17,11 +17,11 @@ import statistics
 import struct
 import subprocess
 import sys
-import tempfile
 import unittest
 
-ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-sys.path[:0] = [os.path.join(ROOT, "dev"), os.path.join(ROOT, "scripts")]
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path[:0] = [os.path.join(HERE, "..", "scripts"), os.path.join(HERE, "..", "..", "dev")]
+from folder import ROOT, Folder, read_bytes  # noqa: E402
 import gpu_check  # noqa: E402
 import measured  # noqa: E402
 
@@ -29,8 +29,7 @@ CPU = os.path.join(ROOT, "train_gpt2")
 FP32, BF16 = (os.path.join(ROOT, "build", "simt", name) for name in ("train_gpt2_fp32", "train_gpt2"))
 CPU_BERT, BF16_BERT = os.path.join(ROOT, "train_bert"), os.path.join(ROOT, "build", "simt", "train_bert")
 STEPS = 3
-with open(os.path.join(ROOT, "LICENSE"), "rb") as source:         # a text that does not change
-    TEXT = source.read() * 10
+TEXT = read_bytes("LICENSE") * 10                                 # a text that does not change
 
 
 def encodings():
@@ -85,16 +84,12 @@ def needs(*programs):
     return unittest.skipIf(absent, f"SKIPPED: not built: {', '.join(absent)}; make test builds all")
 
 
-class WithText(unittest.TestCase):
+class WithText(Folder):
     """a directory with a text"""
 
     def setUp(self):
-        directory = tempfile.TemporaryDirectory()
-        self.addCleanup(directory.cleanup)
-        self.at = lambda *names: os.path.join(directory.name, *names)
-        self.text = self.at("text.txt")
-        with open(self.text, "wb") as f:
-            f.write(TEXT)
+        super().setUp()
+        self.text = self.write("text.txt", TEXT)
 
 
 class Training(WithText):
@@ -171,12 +166,9 @@ class Training(WithText):
             """the files of its last checkpoint"""
             run(BF16, "--train_files", self.text, "--model", "1,1,64", "--T", "34", "--B", "1", "--steps", str(steps),
                 "--lr", "1e-3", "--schedule", "constant", "--warmup", "1", "--val_every", "0",
-                "--sample_every", "0", "--checkpoint_every", "2", "--out", self.at(name), *flags)
-            found = []
-            for file in "model.safetensors", "optimizer_0.state":
-                with open(self.at(name, f"step_{steps:08d}", file), "rb") as f:
-                    found.append(f.read())
-            return found
+                "--sample_every", "0", "--checkpoint_every", "2", "--out", self.path(name), *flags)
+            return [read_bytes(self.path(name, f"step_{steps:08d}", file))
+                    for file in ("model.safetensors", "optimizer_0.state")]
 
         whole = train("whole", 4)
         self.assertFalse(train("resumed", 2) == whole)
@@ -188,7 +180,7 @@ class Training(WithText):
         """the first ones in bf16 are near the CPU's (seen: 2.1e-3 to 7.4e-3), also with cuBLASLt's epilogues"""
         first = []
         for program in (BF16, CPU):
-            out = self.at("gradients")
+            out = self.path("gradients")
             run(program, "--train_files", self.text, "--model", "2,1,64", "--T", "66", "--B", "1", "--steps", "1",
                 "--val_every", "0", "--sample_every", "0", "--checkpoint_every", "1", "--out", out)
             first.append(gradients(os.path.join(out, "step_00000001"), 64))
@@ -215,7 +207,7 @@ class Training(WithText):
     @needs(CPU, FP32, BF16)
     def test_use_of_a_trained_model(self):
         """from one checkpoint: greedy generation (the one-token kernels) and perplexities"""
-        model = self.at("model")
+        model = self.path("model")
         common = ["--val_files", self.text, "--sample_every", "0", "--val_every", "0"]
 
         def stdout(program, *flags):
@@ -256,7 +248,7 @@ class Training(WithText):
         were computed"""
         if not built("alibi"):
             self.skipTest("SKIPPED: this build has no alibi")
-        model = self.at("model")
+        model = self.path("model")
         common = ["--val_files", self.text, "--sample_every", "0", "--val_every", "0"]
         run(CPU, *common, "--train_files", self.text, "--model", "1,2,128", "--pos", "alibi", "--T", "32", "--B", "1",
             "--steps", "2", "--checkpoint_every", "2", "--out", model)
@@ -264,11 +256,9 @@ class Training(WithText):
         def evaluate(skip):
             """the losses, and the share of the tiles that were computed"""
             stdout = run(BF16, *common, "--load", model, "--eval_lengths", "2048", "--eval_tokens", "2048",
-                         "--tile_skip", skip, "--out", self.at(skip), stderr=subprocess.PIPE)
+                         "--tile_skip", skip, "--out", self.path(skip), stderr=subprocess.PIPE)
             live = re.search(r"([0-9.]+)% of the tiles live", stdout)
-            with open(self.at(skip, "log.jsonl")) as f:
-                found = [r["loss"] for r in map(json.loads, f) if r["kind"] == "extrapolation"]
-            return found, float(live.group(1)) if live else 100.0
+            return [r["loss"] for r in self.records("extrapolation", skip)], float(live.group(1)) if live else 100.0
 
         (off, all_tiles), (exact, exact_live), (default, default_live) = in_parallel(
             [lambda s=s: evaluate(s) for s in ("off", "exact", "default")])
@@ -284,8 +274,7 @@ def gradients(checkpoint, C):
     """name -> gradient of the first update: Adam's first moment, but for a factor. The rows of qkvw are q, k, v, and
     the encoding's. fire's tensors are taken together, because the gradient of a term that the softmax drops is nothing
     but noise, and so are kerple's and bam's"""
-    with open(os.path.join(checkpoint, "optimizer_0.state"), "rb") as f:
-        data = f.read()
+    data = read_bytes(checkpoint, "optimizer_0.state")
     start = 8 + struct.unpack("<Q", data[:8])[0]
     found = {name[2:]: array.array("f", data[start + t["data_offsets"][0]:start + t["data_offsets"][1]])
              for name, t in json.loads(data[8:start]).items() if name.startswith("m.")}
@@ -313,22 +302,20 @@ class Bert(WithText):
     def setUp(self):
         super().setUp()
         # documents of about 10 to 80 bytes: shorter than a tile of 64, longer, and cut at T
-        with open(self.at("pairs.txt"), "wb") as f:
-            words = TEXT.split()
-            for k in range(0, 60, 5):
-                f.write(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9])))
+        words = TEXT.split()
+        self.write("pairs.txt", b"".join(b"%s\t%s\n" % (b" ".join(words[k:k + 2]), b" ".join(words[k:k + 5 + k % 9]))
+                                        for k in range(0, 60, 5)))
         self.common = ["--train_files", self.text, "--val_files", self.text, "--val_every", "0"]
 
     def run_it(self, program, *flags):
         run(program, *self.common, *flags)
 
-    def records(self, out, kind):
-        with open(os.path.join(out, "log.jsonl")) as f:
-            return [r["loss"] for r in map(json.loads, f) if r["kind"] == kind]
+    def losses(self, out, kind):
+        return [r["loss"] for r in self.records(kind, out)]
 
     def compare(self, pos, model, T, *flags):
         """what bf16 did to the losses; tensor -> what it did to its first gradient"""
-        name, found = self.at(f"{pos} {model}"), []
+        name, found = self.path(f"{pos} {model}"), []
         self.run_it(CPU_BERT, "--model", model, "--pos", pos, "--T", str(T), "--B", "1", "--steps", "1", "--lr", "0",
                     "--checkpoint_every", "1", "--out", name)
         gpu_check.enlarge(os.path.join(name, "step_00000001"), name + " enlarged")
@@ -336,7 +323,7 @@ class Bert(WithText):
             self.run_it(program, "--load", name + " enlarged", "--T", str(T), "--steps", str(STEPS), "--lr", "1e-3",
                         "--checkpoint_every", "1", "--out", out, *flags)
             first = gradients(os.path.join(out, "step_00000001"), int(model.split(",")[2]))
-            found.append((self.records(out, "train"), first))
+            found.append((self.losses(out, "train"), first))
         (losses_simt, simt), (losses_cpu, cpu) = found
         return deviation(losses_simt, losses_cpu), apart(simt, cpu)
 
@@ -371,24 +358,24 @@ class Bert(WithText):
     def test_pairs(self):
         """the rows of a batch have different lengths, and a step two micro-batches. The loss divides similarities by
         tau = 0.05, so what bf16 does to them counts 20 times (seen: 2.7e-3 to 6.3e-3 of the loss)"""
-        self.check_all(built("none", "cable", "fire"), "1,1,64", 72, "--pairs", self.at("pairs.txt"), "--B", "2",
+        self.check_all(built("none", "cable", "fire"), "1,1,64", 72, "--pairs", self.path("pairs.txt"), "--B", "2",
                        "--total_batch", "144", bound=4 * 2.0 ** -8)
 
     def test_evaluation(self):
-        load, losses = self.at("trained"), []
+        load, losses = self.path("trained"), []
         self.run_it(CPU_BERT, "--model", "2,1,64", "--T", "64", "--B", "4", "--steps", "60", "--warmup", "5",
                     "--lr", "1e-2", "--checkpoint_every", "60", "--out", load)
         for program, name in ((BF16_BERT, "simt"), (CPU_BERT, "cpu")):
             self.run_it(program, "--load", load, "--eval_lengths", "48,80", "--eval_tokens", "160",
-                        "--out", self.at(name))
-            losses.append(self.records(self.at(name), "extrapolation"))
+                        "--out", self.path(name))
+            losses.append(self.losses(name, "extrapolation"))
         self.assertEqual([len(x) for x in losses], [2, 2])
         self.assertLess(max(abs(a / b - 1) for a, b in zip(*losses)), 2.0 ** -9)
 
     def test_predict(self):
         """the likeliest tokens for each [MASK] and their probabilities, which are printed to 0.1 % (seen: 1.6 % of a
         probability)"""
-        name, answers = self.at("fresh"), []
+        name, answers = self.path("fresh"), []
         self.run_it(CPU_BERT, "--model", "2,2,128", "--T", "64", "--B", "1", "--steps", "1", "--lr", "0",
                     "--checkpoint_every", "1", "--out", name)
         gpu_check.enlarge(os.path.join(name, "step_00000001"), name + " enlarged")
