@@ -27,7 +27,7 @@ import interpreter
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
 if __name__ == "__main__":
     interpreter.choose("torch, transformers, safetensors", "torch")
-from folder import Folder, read  # noqa: E402
+from folder import Folder, read, read_bytes  # noqa: E402
 
 HOME = tempfile.TemporaryDirectory()
 os.environ.update(HF_HOME=HOME.name, HF_MODULES_CACHE=os.path.join(HOME.name, "modules"), HF_HUB_OFFLINE="1",
@@ -75,8 +75,7 @@ SCALINGS = ("pi", "ntk:3", "yarn", "longrope:factors.json")
 # of the 8 pairs of a head of 16 channels
 FACTORS = {"short_factor": [1 + 0.05 * i for i in range(8)], "long_factor": [1 + i for i in range(7)] + [0.5]}
 NO_EFFECT = "fire.mlp.2.bias"                           # adds the same to every score of a row: softmax ignores it
-with open(os.path.join(ROOT, "LICENSE"), "rb") as source:
-    TEXT = source.read()
+TEXT = read_bytes("LICENSE")
 
 
 def trainer(directory, *flags):
@@ -103,8 +102,7 @@ def train(directory, out, pos, *flags, steps=40):
 
 
 def records(directory, kind):
-    with open(os.path.join(directory, "log.jsonl")) as f:
-        return [r for r in map(json.loads, f) if r["kind"] == kind]
+    return [r for r in map(json.loads, read(directory, "log.jsonl").splitlines()) if r["kind"] == kind]
 
 
 def trainer_curves(directory, load, lengths, *flags, val="text.txt"):
@@ -146,10 +144,8 @@ def steps_of(value, eps=2.0 ** -23):
 
 def change_config(directory, of=None, **changes):
     """changes config.json, or another content of it; returns what was there"""
-    path = os.path.join(directory, "config.json")
-    with open(path) as f:
-        stored = json.load(f)
-    with open(path, "w") as f:
+    stored = json.loads(read(directory, "config.json"))
+    with open(os.path.join(directory, "config.json"), "w") as f:
         json.dump({**(of or stored), **changes}, f)
     return stored
 
@@ -157,15 +153,14 @@ def change_config(directory, of=None, **changes):
 class Case(Folder):
     def setUp(self):
         super().setUp()
-        self.dir = self.folder
         self.write("text.txt", TEXT)
         self.write("factors.json", json.dumps(FACTORS))
-        write_shard(os.path.join(self.dir, "text.bin"), V, V - 1)
-        write_shard(os.path.join(self.dir, "lines.bin"), 256, ord("\n"))
+        write_shard(self.path("text.bin"), V, V - 1)
+        write_shard(self.path("lines.bin"), 256, ord("\n"))
 
     def compare_model(self, load, lengths, model, *flags, logits=lambda out: out[0], val="text.txt", **arguments):
         """the trainer's curves of a checkpoint are those of PyTorch's model; returns that in float64, and the curves"""
-        exact, found = doubled(model), trainer_curves(self.dir, load, lengths, *flags, val=val)
+        exact, found = doubled(model), trainer_curves(self.folder, load, lengths, *flags, val=val)
         self.assertEqual(sorted(found), lengths)
         self.compare_curves(found, *(lambda x, m=m: logits(m(x, **arguments)) for m in (model, exact)))
         return exact, found
@@ -211,7 +206,7 @@ class Exports(Case):
         for pos in self.cases():
             with self.subTest(pos=pos):
                 name = "layers" if pos in COMPOSED else pos.split(":")[0]
-                step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", steps=3)
+                step = train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", steps=3)
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.position["name"], name)
                 exact, _ = self.compare_model(step, self.lengths(name), model)
@@ -222,24 +217,24 @@ class Exports(Case):
     def test_stretched(self):
         """a model that was trained on after --rope_scaling is stretched wherever its checkpoint goes"""
         # 4 tokens: the last window has 8 of T, and longrope must use the same factors for it as for the rest
-        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2", steps=3)
+        short = train(self.folder, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2", steps=3)
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
-                step = train(self.dir, "long_" + scaling, "rope", "--load", short, "--rope_scaling", scaling,
+                step = train(self.folder, "long_" + scaling, "rope", "--load", short, "--rope_scaling", scaling,
                              "--rope_theta", "500", "--lr", "1e-2", steps=3)
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.rope_scaling["original_max_position_embeddings"], 4)
                 self.assertEqual(model.config.position["theta"], 500)
                 exact, found = self.compare_model(step, [T, 2 * T], model)
                 self.compare_greedy(step, model, exact)
-                again = os.path.join(self.dir, "saved_" + scaling)
+                again = self.path("saved_" + scaling)
                 save_checkpoint(model, again)
-                self.assertEqual(trainer_curves(self.dir, again, [T, 2 * T]), found)
+                self.assertEqual(trainer_curves(self.folder, again, [T, 2 * T]), found)
 
     def test_window(self):
         """--window and --sinks, the checkpoint's and different ones: evaluation, and decoding through its end"""
-        step = train(self.dir, "window", "cable", "--model", "2,3,48", "--lr", "1e-2", "--window", "7", "--sinks", "2",
-                     steps=3)
+        step = train(self.folder, "window", "cable", "--model", "2,3,48", "--lr", "1e-2", "--window", "7", "--sinks",
+                     "2", steps=3)
         model = load_checkpoint(step)
         self.assertEqual((model.config.window, model.config.sinks), (7, 2))
         for flags in ((), ("--window", "5", "--sinks", "0")):
@@ -252,7 +247,8 @@ class Exports(Case):
         """--document_mask: evaluation, and decoding through the ends of lines"""
         for pos in ("cable", "learned", "sinusoidal+rope"):
             with self.subTest(pos=pos):
-                step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", "--document_mask", "1")
+                step = train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", "--document_mask",
+                             "1")
                 model = load_checkpoint(step)
                 self.assertEqual(model.config.document_mask, ord("\n"))
                 exact, _ = self.compare_model(step, self.lengths(pos), model)
@@ -261,12 +257,12 @@ class Exports(Case):
     def test_padded_softmax(self):
         """--vocab_softmax padded: the twin's softmax is over as many rows as the file has, and its gradient too"""
         flags = ("--model", "2,3,48", "--lr", "1e-2", "--vocab_softmax", "padded")
-        trainer(self.dir, "--train_files", "text.bin", "--val_files", "text.bin", "--pos", "cable", "--B", "4",
+        trainer(self.folder, "--train_files", "text.bin", "--val_files", "text.bin", "--pos", "cable", "--B", "4",
                 "--T", str(T), "--steps", "3", "--checkpoint_every", "1", "--out", "padded", "--clip", "0", *flags)
-        step = os.path.join(self.dir, "padded", "step_00000003")
+        step = self.path("padded", "step_00000003")
         model = load_checkpoint(step)
         self.assertEqual(model.transformer.wte.weight.shape, (384, 48))
-        before = load_checkpoint(os.path.join(self.dir, "padded", "step_00000001")).transformer.wte.weight
+        before = load_checkpoint(self.path("padded", "step_00000001")).transformer.wte.weight
         self.assertGreater(greatest(model.transformer.wte.weight[V:] - before[V:]), 1e-3)   # they learn
         self.compare_model(step, [T, 2 * T], model, val="text.bin")
 
@@ -280,9 +276,9 @@ class Exports(Case):
                                               position={"name": name}))
                 randomize(model)
                 project(model)
-                path = os.path.join(self.dir, name)
+                path = self.path(name)
                 save_checkpoint(model, path)
-                exact, found = doubled(model), trainer_curves(self.dir, path, self.lengths(name), val="text.bin")
+                exact, found = doubled(model), trainer_curves(self.folder, path, self.lengths(name), val="text.bin")
                 bound = self.compare_curves(found, lambda x: model(x)[0], lambda x: exact(x)[0])
                 self.every_tensor_counts(model, max(found), bound)
                 texts.add(self.compare_greedy(path, model, exact))
@@ -308,7 +304,7 @@ class Exports(Case):
         prompt, length = TEXT[start:start + 20], max(self.lengths(model.config.position["name"]))
         as_ids = model.config.vocab_size != 256
         words = " ".join(map(str, prompt)) if as_ids else prompt.decode()
-        text = trainer(self.dir, "--load", load, "--generate", words, "--temperature", "0",
+        text = trainer(self.folder, "--load", load, "--generate", words, "--temperature", "0",
                        "--tokens", str(length - 20), *flags)
         found = [int(n) for n in text.split()] if as_ids else list(text[:-1])
         self.assertEqual((found[:20], len(found)), (list(prompt), length))
@@ -326,16 +322,15 @@ class Exports(Case):
         if model.config.position["name"] in ("none", "learned", "sinusoidal", "rope", "carope", "ssmax", "cope"):
             return
         words = " ".join(map(str, ids[0].tolist()))
-        trainer(self.dir, "--load", load, "--dump_bias", "1,2," + words, "--out", "bias")
-        with open(os.path.join(self.dir, "bias", "bias_1_2.json")) as f:
-            rows = json.load(f)["bias"]
+        trainer(self.folder, "--load", load, "--dump_bias", "1,2," + words, "--out", "bias")
+        rows = json.loads(self.read("bias", "bias_1_2.json"))["bias"]
         want, single = (m.bias(1, ids)[2].double() for m in (exact, model))
         bound = FACTOR * max(greatest((single - want).tril()), steps_of(greatest(want.tril())))
         for i, row in enumerate(rows):
             self.assertLessEqual(greatest(torch.tensor(row[:i + 1], dtype=torch.float64) - want[i, :i + 1]), bound)
 
     def test_refusals(self):
-        step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
+        step = train(self.folder, "run", "cable", "--model", "1,1,8", steps=1)
         for change, naming in (({"position": {"name": "cables"}}, "cables"), ({"n_layer": 2}, "h.1"),
                                ({"n_embd": 16}, "size mismatch")):
             kept = change_config(step, **change)
@@ -349,8 +344,8 @@ class Exports(Case):
             load_checkpoint(step)
 
     def test_export_script(self):
-        step = train(self.dir, "run", "kcable", "--model", "1,1,8", steps=1)
-        out = os.path.join(self.dir, "out")
+        step = train(self.folder, "run", "kcable", "--model", "1,1,8", steps=1)
+        out = self.path("out")
 
         def script(*arguments):
             return subprocess.run([sys.executable, os.path.join(ROOT, "dev", "hf", "export.py"), *arguments],
@@ -360,7 +355,7 @@ class Exports(Case):
         self.assertEqual(sorted(os.listdir(out)), [export.CODE, "config.json", "model.safetensors", "tokenizer.json",
                                                    "tokenizer_config.json"])
         for arguments, naming in (((step, out), "expected a new or an empty directory"),
-                                  ((os.path.join(self.dir, "nowhere"), out), "nowhere"),
+                                  ((self.path("nowhere"), out), "nowhere"),
                                   ((HOME.name, out + "2"), "step_"), ((step,), "OUT")):
             refused = script(*arguments)
             self.assertEqual((refused.returncode, os.path.exists(out + "2")), (2, False), arguments)
@@ -371,12 +366,12 @@ class Exports(Case):
     def test_export_names_and_runs_no_code(self):
         """keys that name code stay behind, in every config; --check of learned positions loads transformers' GPT-2"""
         for pos in ("learned", "cable"):
-            step, out = train(self.dir, pos, pos, "--model", "1,1,8", steps=1), self.path("out_" + pos)
+            step, out = train(self.folder, pos, pos, "--model", "1,1,8", steps=1), self.path("out_" + pos)
             marker = self.path("ran")
             os.remove(os.path.join(step, "manifest.json"))
-            for place in (step, self.dir):
+            for place in (step, self.folder):
                 self.write(os.path.join(place, "evil.py"), f"open({marker!r}, 'w')\nclass Evil: pass\n")
-            code = {"auto_map": {name: f"{self.dir}--evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM",
+            code = {"auto_map": {name: f"{self.folder}--evil.Evil" for name in ("AutoConfig", "AutoModelForCausalLM",
                                                                             "AutoTokenizer")}}
             change_config(step, **code)                 # what train_gpt2 passes over, too
             said = io.StringIO()
@@ -386,26 +381,24 @@ class Exports(Case):
             code.update(custom_pipelines={"evil": {"impl": "evil.Evil"}}, trust_remote_code=True)
             change_config(step, **code, text_config={"deeper": [code]})
             for name in ("tokenizer_config.json", "generation_config.json"):
-                with open(os.path.join(step, name), "w") as f:
-                    json.dump({"model_max_length": 32, **code}, f)
+                self.write(os.path.join(step, name), json.dumps({"model_max_length": 32, **code}))
             with contextlib.redirect_stderr(said):
                 export.export(step, out)
             self.assertIn("left out auto_map, custom_pipelines, trust_remote_code", said.getvalue())
             for name in os.listdir(out):
                 if name.endswith("config.json"):
-                    with open(os.path.join(out, name)) as f:
-                        self.assertNotRegex(f.read(), "evil|trust_remote_code", name)
+                    self.assertNotRegex(read(out, name), "evil|trust_remote_code", name)
 
     def test_export_writes_over_nothing(self):
         """not through a link, and not over what is somebody's; what a kill leaves is not in the way"""
-        step, theirs = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1), self.write("theirs", "kept")
+        step, theirs = train(self.folder, "run", "cable", "--model", "1,1,8", steps=1), self.write("theirs", "kept")
         for name in ("cable_hf.py", "config.json", "model.safetensors.partial", "notes"):
             os.makedirs(self.path("out_" + name))
             os.symlink(theirs, self.path("out_" + name, name))
         os.symlink(self.path("elsewhere"), self.path("out_link"))
         os.makedirs(self.path("empty"))
         os.symlink(self.path("empty"), self.path("out_link_to_empty"))
-        for name in [n for n in os.listdir(self.dir) if n.startswith("out_")] + ["theirs"]:
+        for name in [n for n in os.listdir(self.folder) if n.startswith("out_")] + ["theirs"]:
             with self.assertRaisesRegex(console.BadInput, "expected a new or an empty directory"):
                 export.export(step, self.path(name))
         with unittest.mock.patch.object(export, "copy_weights", side_effect=KeyboardInterrupt):
@@ -419,12 +412,7 @@ class Exports(Case):
     def test_damaged_checkpoints(self):
         """what is damaged, cut, unknown or leads elsewhere is refused in one line before anything is written"""
         def change(name, edit):
-            def damage(step):
-                with open(os.path.join(step, name), "rb") as f:
-                    text = f.read()
-                with open(os.path.join(step, name), "wb") as f:
-                    f.write(edit(text))
-            return damage
+            return lambda step: self.write(os.path.join(step, name), edit(read_bytes(step, name)))
 
         def flip(at):
             return lambda text: text[:at] + bytes([text[at] ^ 1]) + text[at + 1:]
@@ -448,7 +436,7 @@ class Exports(Case):
                  (no_manifest(place("vocab.txt", os.mkfifo)), "vocab.txt: expected a regular file"),
                  (no_manifest(change("config.json", lambda text: b"[" * 100000)), "expected a JSON object"))
         for n, (damage, naming) in enumerate(cases):
-            step, out = (os.path.join(self.dir, kind + str(n)) for kind in ("step", "out"))
+            step, out = (self.path(kind + str(n)) for kind in ("step", "out"))
             shutil.copytree(os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020"), step)
             damage(step)
             said = io.StringIO()
@@ -478,21 +466,21 @@ class Authors(Case):
         return state
 
     def run_script(self, state, out):
-        source = os.path.join(self.dir, "theirs.pt")
+        source = self.path("theirs.pt")
         torch.save({"model": state, "step": 19072}, source)
         script = os.path.join(ROOT, "dev", "hf", "import_authors.py")
         return subprocess.run([sys.executable, script, source, out, str(T)], stdout=subprocess.PIPE,
                               stderr=subprocess.PIPE, universal_newlines=True)
 
     def test_import(self):
-        write_shard(os.path.join(self.dir, "ids.bin"), 0, 0)
+        write_shard(self.path("ids.bin"), 0, 0)
         for name in ("cable", "cable_nw"):
             with self.subTest(pos=name):
                 torch.manual_seed(5)
                 model = CableGPT2(CableConfig(n_layer=2, n_head=3, n_embd=48, vocab_size=50304, n_positions=T,
                                               position={"name": name}))
                 randomize(model)
-                out = os.path.join(self.dir, "ours_" + name)
+                out = self.path("ours_" + name)
                 done = self.run_script(self.state_of(model), out)
                 self.assertEqual((done.returncode, done.stderr), (0, ""))
                 self.assertIn(f"{name}, L 2, NH 3, C 48", done.stdout)
@@ -502,7 +490,7 @@ class Authors(Case):
 
     def test_refusals(self):
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
-        state, out = self.state_of(model), os.path.join(self.dir, "out")
+        state, out = self.state_of(model), self.path("out")
         wte = "_orig_mod.transformer.wte.weight"
         for change, naming in (({wte: state[wte][:50257]}, "expected 50304 rows"),
                                ({"_orig_mod.transformer.h.0.attn.extra.weight": torch.zeros(1)}, "extra")):
@@ -518,10 +506,9 @@ class Authors(Case):
         import import_authors
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=8, vocab_size=50304, n_positions=T))
         state = {name.replace("_orig_mod.", ""): t for name, t in self.state_of(model).items()}
-        cable, good = "transformer.h.0.attn.cable_layer.weight", os.path.join(self.dir, "good.safetensors")
+        cable, good = "transformer.h.0.attn.cable_layer.weight", self.path("good.safetensors")
         write_safetensors(good, {name: t.contiguous() for name, t in state.items()})
-        with open(good, "rb") as f:
-            text = f.read()
+        text = read_bytes(good)
         files = [("s.pt", {"model": s}) for s in (
             {**state, "transformer.h.1000000000.attn.c_attn.weight": torch.zeros(24, 8)}, {**state, cable: "c"},
             {**state, cable: torch.zeros(8)}, {**state, cable: torch.zeros(3, 8)}, {**state, cable: torch.zeros(0, 8)},
@@ -529,10 +516,9 @@ class Authors(Case):
         files += [("s.pt", text[:-1]), ("s.pt", b"PK\3\4"), ("s.safetensors", b""), ("s.safetensors", text[:-1]),
                   ("s.safetensors", text.replace(b'"F32"', b'"I16"', 1))]
         for n, (name, content) in enumerate(files):
-            path, out, said = os.path.join(self.dir, name), os.path.join(self.dir, "out"), io.StringIO()
+            path, out, said = self.path(name), self.path("out"), io.StringIO()
             if isinstance(content, bytes):
-                with open(path, "wb") as f:
-                    f.write(content)
+                self.write(path, content)
             else:
                 torch.save(content, path)
             with self.subTest(n=n), contextlib.redirect_stderr(said):
@@ -551,7 +537,7 @@ def randomize(model):
 @unittest.skipUnless(has_transformers, NO_TRANSFORMERS)
 class Transformers(Case):
     def test_learned_is_a_gpt2(self):
-        step = train(self.dir, "run", "learned", "--model", "2,3,48", "--lr", "1e-2")
+        step = train(self.folder, "run", "learned", "--model", "2,3,48", "--lr", "1e-2")
         model, info = transformers.GPT2LMHeadModel.from_pretrained(step, output_loading_info=True)
         for what, names in info.items():
             self.assertFalse([n for n in names if n != "lm_head.weight"], what)
@@ -570,14 +556,14 @@ class Transformers(Case):
         model = transformers.GPT2LMHeadModel(config)
         randomize(model)
         model.eval()
-        path = os.path.join(self.dir, "gpt2")
+        path = self.path("gpt2")
         model.save_pretrained(path)
         return model, path
 
     def test_import(self):
         model, path = self.make_gpt2()
         _, found = self.compare_model(path, [T // 2, T], model, "--pos", "learned", logits=lambda out: out.logits)
-        self.assertEqual(trainer_curves(self.dir, path, [T // 2, T]), found)
+        self.assertEqual(trainer_curves(self.folder, path, [T // 2, T]), found)
 
     def test_import_of_another_model(self):
         """the same tensors, from which transformers computes something else: refused, like an extra head"""
@@ -603,34 +589,16 @@ class Transformers(Case):
     def test_saved_again(self):
         """what transformers saves of a checkpoint, the trainer loads"""
         flags = ("--model", "2,3,48", "--lr", "1e-2", "--window", "9")
-        step, again = train(self.dir, "run", "rope+cable_nw", *flags), os.path.join(self.dir, "again")
+        step, again = train(self.folder, "run", "rope+cable_nw", *flags), self.path("again")
         self.load(step).save_pretrained(again)
-        self.assertEqual(trainer_curves(self.dir, again, [T]), trainer_curves(self.dir, step, [T]))
-
-    def test_import_llmc(self):
-        """the same weights in llm.c's .bin of version 3 give the same bits"""
-        model, path = self.make_gpt2()
-        found = trainer_curves(self.dir, path, [T])
-        state, L, V, C = dict(model.transformer.state_dict()), 2, 256, 48
-        blocks = [["wte.weight"], ["wpe.weight"]]
-        for module in ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj"):
-            for name in ("weight", "bias"):
-                blocks.append([f"h.{layer}.{module}.{name}" for layer in range(L)])
-        names = sum(blocks, []) + ["ln_f.weight", "ln_f.bias"]
-        with open(os.path.join(self.dir, "model.bin"), "wb") as f:
-            f.write(struct.pack("<8i", 20240326, 3, T, V, L, 3, C, V).ljust(1024, b"\0"))
-            for name in names:
-                t = state[name]
-                t = t.t() if "c_" in name and t.dim() == 2 else t           # weights of Conv1D are (in, out)
-                f.write(struct.pack(f"<{t.numel()}f", *t.flatten().tolist()))
-        self.assertEqual(trainer_curves(self.dir, "model.bin", [T]), found)
+        self.assertEqual(trainer_curves(self.folder, again, [T]), trainer_curves(self.folder, step, [T]))
 
     def test_cable_starts_from_gpt2(self):
         """a step with learning rate 0 keeps every weight: those of the file, and the initial ones of the encoding"""
         model, path = self.make_gpt2()
 
         def weights(out, *flags):
-            step = train(self.dir, out, "cable", *flags, "--lr", "0", steps=1)
+            step = train(self.folder, out, "cable", *flags, "--lr", "0", steps=1)
             return read_safetensors(os.path.join(step, "model.safetensors"))
         start, fresh = weights("start", "--load", path), weights("fresh", "--model", "2,3,48")
         theirs, own = model.state_dict(), [name for name in start if ".cable." in name]
@@ -644,8 +612,8 @@ class Transformers(Case):
                                      position={"name": "cable"}))
         ours.load_state_dict(start)
         self.compare_model("start", [T], ours)
-        train(self.dir, "trained", "cable", "--load", path, "--lr", "1e-2")
-        losses = [r["loss"] for r in records(os.path.join(self.dir, "trained"), "train")]
+        train(self.folder, "trained", "cable", "--load", path, "--lr", "1e-2")
+        losses = [r["loss"] for r in records(self.path("trained"), "train")]
         self.assertEqual(len(losses), 40)
         self.assertTrue(all(map(math.isfinite, losses)))
         self.assertLess(sum(losses[-5:]) / 5, losses[0] - 1)
@@ -658,22 +626,21 @@ class Transformers(Case):
         for pos in [*POSITIONS, *OPTIONS, *COMPOSED]:
             if pos != "learned":
                 with self.subTest(pos=pos):
-                    self.compare_export(train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2"))
+                    self.compare_export(train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2"))
 
     def built_from(self, commit):
         """train_gpt2 as if it had been built from this commit, whose name it knows"""
         words = subprocess.run([TRAINER, "--help"], stdout=subprocess.PIPE, check=True).stdout
         known = re.search(rb"commit (\S+),", words)[1]
-        with open(TRAINER, "rb") as f:
-            binary = f.read()
+        binary = read_bytes(TRAINER)
         self.assertEqual(binary.count(known + b"\0"), 1)
         return self.executable("built_" + commit, binary.replace(known, commit.rjust(len(known), "x").encode()))
 
     def test_a_checkpoint_knows_that_sources_were_changed(self):
         for commit in "-dirty", "0":
             with unittest.mock.patch.object(sys.modules[__name__], "TRAINER", self.built_from(commit)):
-                step = train(self.dir, "run" + commit, "cable", "--model", "1,1,8", steps=1)
-                train(self.dir, "again" + commit, "cable", "--load", step, steps=1)
+                step = train(self.folder, "run" + commit, "cable", "--model", "1,1,8", steps=1)
+                train(self.folder, "again" + commit, "cable", "--load", step, steps=1)
             for path in step, self.path("exported" + commit):
                 if path != step:
                     export.export(step, path)
@@ -690,7 +657,7 @@ class Transformers(Case):
                 return console.code_of(export.main, [*words, step, self.path(out)]), said.getvalue()
         for pos, text, *flags in (("cable", "text.txt"), ("learned", "text.txt"),
                                   ("rope", "lines.bin", "--document_mask", "1")):
-            step = train(self.dir, "run_" + pos, pos, "--model", "1,2,16", "--lr", "1e-2", *flags)
+            step = train(self.folder, "run_" + pos, pos, "--model", "1,2,16", "--lr", "1e-2", *flags)
             code, said = check(step, "out_" + pos, "--check", self.path(text))
             self.assertEqual((code, "in transformers: the same model" in said), (0, True), said)
             with unittest.mock.patch.object(torch.nn.LayerNorm, "forward", lambda self, x: x * self.weight):
@@ -704,11 +671,11 @@ class Transformers(Case):
         self.assertEqual(check(step, "usage", "--check")[0], 2)
 
     def test_stretched_checkpoint_is_the_export(self):
-        short = train(self.dir, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2")
+        short = train(self.folder, "short", "rope", "--model", "2,3,48", "--T", "4", "--lr", "1e-2")
         for scaling in SCALINGS:
             with self.subTest(scaling=scaling):
                 flags = ("--load", short, "--rope_scaling", scaling, "--rope_theta", "500", "--lr", "1e-2")
-                step = train(self.dir, "run_" + scaling, "rope", *flags, steps=3)
+                step = train(self.folder, "run_" + scaling, "rope", *flags, steps=3)
                 self.compare_export(step)
                 config = self.load(step).config
                 self.assertEqual(config.to_dict()["rope_theta"], 500)
@@ -718,13 +685,12 @@ class Transformers(Case):
                     change = {"rope_scaling": {**stored, "rope_type": "yarn"}}
                     older = type(config)(**{**config.to_dict(), **change})
                     self.assertEqual(older.to_dict()["rope_scaling"], stored)
-                    old, out = (os.path.join(self.dir, name) for name in ("old", "out"))
+                    old, out = (self.path(name) for name in ("old", "out"))
                     shutil.copytree(step, old)
                     os.remove(os.path.join(old, "manifest.json"))
                     change_config(old, **change)
                     export.export(old, out)
-                    with open(os.path.join(out, "config.json")) as f:
-                        self.assertEqual(json.load(f)["rope_scaling"], stored)
+                    self.assertEqual(json.loads(read(out, "config.json"))["rope_scaling"], stored)
         self.assertEqual(change_config(step, rope_theta=10000)["rope_theta"], 500)
         with self.assertRaisesRegex(ValueError, "rope_theta: expected 500.0, which position has, got 10000"):
             self.load(step)
@@ -735,7 +701,7 @@ class Transformers(Case):
         """our angles, and factor on q.k, against transformers' own for texts up to the original length and beyond it"""
         from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
         theirs = ROPE_INIT_FUNCTIONS["longrope"]
-        model = self.load(train(self.dir, "run", "rope", "--model", "1,3,48", steps=1))
+        model = self.load(train(self.folder, "run", "rope", "--model", "1,3,48", steps=1))
         beside = sys.modules[type(model).__module__]    # the checkpoint's cable_hf.py
         for factor, length in ((4.0, 16), (4.0, 17), (1.0, 17)):
             stretch = {"rope_type": "longrope", "factor": factor, "original_max_position_embeddings": 16, **FACTORS}
@@ -749,8 +715,9 @@ class Transformers(Case):
 
     def test_longrope_goes_from_short_to_long_with_a_cache(self):
         """once a text is long, all its keys turn by the factors for long texts: in one layer, as without a cache"""
-        short = train(self.dir, "short", "rope", "--model", "1,3,48", "--T", "16", "--lr", "1e-2")
-        model = self.load(train(self.dir, "long", "rope", "--load", short, "--rope_scaling", "longrope:factors.json"))
+        short = train(self.folder, "short", "rope", "--model", "1,3,48", "--T", "16", "--lr", "1e-2")
+        scaled = ("--load", short, "--rope_scaling", "longrope:factors.json")
+        model = self.load(train(self.folder, "long", "rope", *scaled))
         ids = torch.tensor([list(TEXT[:T])])
         with torch.no_grad():
             begun = model(ids[:, :9], use_cache=True)
@@ -762,25 +729,25 @@ class Transformers(Case):
 
     def test_windowed_checkpoint_is_the_export(self):
         mask = ("--window", "7", "--sinks", "2")
-        self.compare_export(train(self.dir, "run", "cable", "--model", "2,3,48", "--lr", "1e-2", *mask))
-        step = train(self.dir, "learned", "learned", "--model", "1,1,8", *mask, steps=1)    # not a GPT-2 of theirs
+        self.compare_export(train(self.folder, "run", "cable", "--model", "2,3,48", "--lr", "1e-2", *mask))
+        step = train(self.folder, "learned", "learned", "--model", "1,1,8", *mask, steps=1)    # not a GPT-2 of theirs
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
             transformers.AutoModelForCausalLM.from_pretrained(step, trust_remote_code=False)
         with self.assertRaisesRegex(ValueError, "learned positions with a window"):
             self.load(step)
         with self.assertRaisesRegex(console.BadInput, "learned positions with a window of 7"):
-            export.export(step, os.path.join(self.dir, "out"))
+            export.export(step, self.path("out"))
 
     def test_checkpoint_of_documents_is_the_export(self):
         for pos in ("cable", "sinusoidal+alibi"):
             flags = ("--document_mask", "1", "--window", "9", "--sinks", "2")
             with self.subTest(pos=pos):
-                self.compare_export(train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", *flags))
-        step = train(self.dir, "learned", "learned", "--model", "1,1,8", "--document_mask", "1", steps=1)
+                self.compare_export(train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2", *flags))
+        step = train(self.folder, "learned", "learned", "--model", "1,1,8", "--document_mask", "1", steps=1)
         with self.assertRaisesRegex(ValueError, "learned positions with a window or documents apart"):
             self.load(step)
         with self.assertRaisesRegex(console.BadInput, "learned positions with documents apart"):
-            export.export(step, os.path.join(self.dir, "out"))
+            export.export(step, self.path("out"))
 
     def compare_export(self, step):
         self.assertIn("cable_hf.py", os.listdir(step))
@@ -796,7 +763,7 @@ class Transformers(Case):
         self.compare_cached(model, ids, want, bound)
         self.compare_padded(model, ids, want, bound)
         self.compare_recomputed(model, ids)
-        text = trainer(self.dir, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
+        text = trainer(self.folder, "--load", step, "--generate", TEXT[:12].decode(), "--temperature", "0",
                        "--tokens", "8")
         self.compare_generated(model, ids, list(text[:20]))
 
@@ -843,36 +810,15 @@ class Transformers(Case):
         both = model.generate(rows, attention_mask=mask, max_new_tokens=8, do_sample=False, pad_token_id=0)
         self.assertEqual(both[0, 6:].tolist(), want)
 
-    def test_long_rows(self):
-        """more queries than a block: logits and every gradient are those of the T x T form, whose own error is allowed
-        four times"""
-        length = 600
-        for name in ("cable", "kcable", "alibi"):
-            with self.subTest(pos=name):
-                step = train(self.dir, "run_" + name, name, "--model", "1,2,32", "--lr", "1e-2", steps=3)
-                ids = torch.tensor([list(TEXT[:length])])
-                targets = torch.cat((ids[:, 1:], torch.full((1, 1), -1)), 1)
-                reference, model = load_checkpoint(step), self.load(step)
-                exact = doubled(reference)
-                losses = [reference(ids, targets)[1], exact(ids, targets)[1], model(ids, labels=ids).loss]
-                for loss in losses:
-                    loss.backward()
-                tensors = dict(model.named_parameters())
-                twins = dict(reference.named_parameters())
-                for key, p in exact.named_parameters():
-                    own = greatest(twins[key].grad - p.grad)
-                    bound = 4 * max(own, steps_of(greatest(p.grad)), 1e-9)
-                    self.assertLessEqual(greatest(tensors[key].grad - p.grad), bound, key)
-
     def random_pair(self, name):
         """the reference with random weights that all matter, and the directory of its export"""
         torch.manual_seed(2)
         model = CableGPT2(CableConfig(n_layer=1, n_head=1, n_embd=16, vocab_size=256, n_positions=4096,
                                       position={"name": name}))
         randomize(model)
-        save_checkpoint(model, os.path.join(self.dir, "random_" + name))
-        export.export(os.path.join(self.dir, "random_" + name), os.path.join(self.dir, "out_" + name))
-        return model, os.path.join(self.dir, "out_" + name)
+        save_checkpoint(model, self.path("random_" + name))
+        export.export(self.path("random_" + name), self.path("out_" + name))
+        return model, self.path("out_" + name)
 
     def results(self, model, ids, reference=False):
         """logits and the gradient of every tensor, in float64"""
@@ -888,21 +834,22 @@ class Transformers(Case):
     def errors(self, found, exact):
         return {key: greatest(found[key] - t) / greatest(t) for key, t in exact.items()}
 
-    @unittest.skipIf(has_torch and torch.__version__ < "2", "SKIPPED: float32 sums of PyTorch 1 err up to 9 times more")
-    def test_very_long_rows(self):
-        """logits and every gradient, up to 16,384 tokens, have 4 times the error of the T x T form there at most"""
-        for name in ("cable", "cable_nw"):
+    def test_long_rows(self):
+        """more queries than a block: logits and every gradient have at most 4 times the error of the T x T form"""
+        old = torch.__version__ < "2"                   # whose own sums err up to 9 times more
+        for name, lengths in (("cable", (600, 4096, 16384)), ("cable_nw", (4096, 16384)), ("kcable", (600,)),
+                              ("alibi", (600,))):
             reference, out = self.random_pair(name)
-            ids = torch.randint(256, (1, 16384))
-            exact = self.results(doubled(reference), ids[:, :4096], reference=True)
-            double = self.results(self.load(out).double(), ids[:, :4096])
-            self.assertLess(max(self.errors(double, exact).values()), 1e-11)
-            for length in (4096, 16384):
+            ids = torch.randint(256, (1, lengths[-1]))
+            for length in [n for n in lengths if n == 600 or not old]:
                 with self.subTest(pos=name, T=length):
-                    want = exact if length == 4096 else self.results(self.load(out).double(), ids)
+                    double = self.results(self.load(out).double(), ids[:, :length])
+                    if length <= 4096:
+                        exact = self.results(doubled(reference), ids[:, :length], reference=True)
+                        self.assertLess(max(self.errors(double, exact).values()), 1e-11)
                     reference.zero_grad()
-                    own = self.errors(self.results(reference, ids[:, :length], reference=True), want)
-                    for key, error in self.errors(self.results(self.load(out), ids[:, :length]), want).items():
+                    own = self.errors(self.results(reference, ids[:, :length], reference=True), double)
+                    for key, error in self.errors(self.results(self.load(out), ids[:, :length]), double).items():
                         self.assertLessEqual(error, 4 * max(own[key], steps_of(1)), key)
 
     def test_bfloat16(self):
@@ -935,7 +882,7 @@ class Transformers(Case):
         self.assertLess(int(run.stdout.split()[-1]), 8192 * 8192 * 4)
 
     def test_refusals_of_transformers(self):
-        step = train(self.dir, "run", "cable", "--model", "1,1,8", steps=1)
+        step = train(self.folder, "run", "cable", "--model", "1,1,8", steps=1)
         with self.assertRaisesRegex(ValueError, "trust_remote_code"):
             transformers.AutoModelForCausalLM.from_pretrained(step, trust_remote_code=False)
         model = self.load(step)
@@ -1022,7 +969,7 @@ class Transformers(Case):
     def test_a_batch_of_prompts(self):
         """the tokenizer of a checkpoint pads before a text, so that generate() continues each as it does by itself"""
         for pos in ("cable", "learned"):
-            step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
+            step = train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
             tokenizer = transformers.AutoTokenizer.from_pretrained(step, trust_remote_code=True)
             model = self.load(step)
             self.assertEqual(tokenizer.padding_side, "left")
@@ -1034,7 +981,7 @@ class Transformers(Case):
 
     def test_more_tokens(self):
         """resize_token_embeddings() before fine-tuning: rows, logits, a training in transformers, and what it saves"""
-        step = train(self.dir, "run", "cable", "--model", "2,3,48", "--lr", "1e-2", steps=3)
+        step = train(self.folder, "run", "cable", "--model", "2,3,48", "--lr", "1e-2", steps=3)
         model, ids = self.load(step), torch.tensor([list(TEXT[:T - 1]) + [259]])
         with torch.no_grad():
             before = model(ids[:, :-1]).logits
@@ -1071,7 +1018,7 @@ class Transformers(Case):
     def test_stop_strings(self):
         """generate() stops each text of a batch after a string, as GPT2LMHeadModel does"""
         for pos in ("cable", "learned"):
-            step = train(self.dir, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
+            step = train(self.folder, "run_" + pos, pos, "--model", "2,3,48", "--lr", "1e-2")
             model, tokenizer = self.load(step), transformers.AutoTokenizer.from_pretrained(step)
             rows = tokenizer(["Permission is", "The above copy"], padding=True, return_tensors="pt")
             whole = model.generate(**rows, max_new_tokens=12, do_sample=False)
@@ -1180,7 +1127,7 @@ class Transformers(Case):
         """lm_eval needs only the checkpoint: batches of two lengths, a text without a context, samples"""
         from lm_eval.api.instance import Instance
         from lm_eval.models.huggingface import HFLM
-        step = train(self.dir, "run", "cable", "--model", "1,2,32", "--lr", "1e-2")
+        step = train(self.folder, "run", "cable", "--model", "1,2,32", "--lr", "1e-2")
         one, two = (HFLM(step, trust_remote_code=True, device="cpu", batch_size=n) for n in (1, 2))
         pairs = [("Permission is", " granted"), ("\u0100", "\n\n caf\u00e9"), ("", "The above")]
         requests = [Instance("loglikelihood", {}, pair, n) for n, pair in enumerate(pairs)]
@@ -1199,16 +1146,15 @@ class Transformers(Case):
         texts, both = (lm.generate_until(prompts, disable_tqdm=True) for lm in (one, two))
         self.assertEqual(texts, both)
         for n, text in zip((7, 15), texts):
-            ours = trainer(self.dir, "--load", step, "--generate", TEXT[:n].decode(), "--temperature", "0", "--tokens",
-                           "12")
+            ours = trainer(self.folder, "--load", step, "--generate", TEXT[:n].decode(), "--temperature", "0",
+                           "--tokens", "12")
             self.assertEqual(TEXT[:n].decode() + text, ours.decode()[:n + 12])
 
     def test_old_checkpoint(self):
         """dev/hf/export.py makes of an old checkpoint one that transformers loads"""
-        old, out = (os.path.join(self.dir, name) for name in ("old", "out"))
+        old, out = (self.path(name) for name in ("old", "out"))
         shutil.copytree(os.path.join(ROOT, "test", "fixtures", "old_train_gpt2", "step_00000020"), old)
-        with open(os.path.join(old, export.CODE), "w") as f:
-            f.write("raise ImportError('of before')\n")
+        self.write(os.path.join(old, export.CODE), "raise ImportError('of before')\n")
         export.export(old, out)
         ids = torch.tensor([list(b"the cable of a")])
         with torch.no_grad():
@@ -1223,17 +1169,16 @@ class BertForMaskedLM(Case):
 
     def bert(self, *flags):
         program = os.path.join(ROOT, os.environ.get("TRAIN_BERT", "train_bert"))
-        run = subprocess.run([program, "--val_every", "0", "--threads", "1", *flags], cwd=self.dir,
+        run = subprocess.run([program, "--val_every", "0", "--threads", "1", *flags], cwd=self.folder,
                              stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         self.assertEqual(run.returncode, 0, run.stderr.decode())
         return run.stdout.decode(errors="replace")
 
     def compare(self, load, model):
         """the embeddings of texts of different lengths, and the likely tokens at a mask"""
-        with open(os.path.join(self.dir, "texts.txt"), "w") as f:
-            f.write("\n".join(self.TEXTS) + "\n")
+        self.write("texts.txt", "\n".join(self.TEXTS) + "\n")
         self.bert("--load", load, "--encode", "texts.txt", "--eval_lengths", "40", "--out", "embeddings")
-        found = read_safetensors(os.path.join(self.dir, "embeddings", "embeddings.safetensors"))["embeddings"]
+        found = read_safetensors(self.path("embeddings", "embeddings.safetensors"))["embeddings"]
         ids = [([257] + list(t.encode()))[:39] + [258] for t in self.TEXTS]             # cut to 40, [SEP] kept
         padded = torch.tensor([row + [256] * (40 - len(row)) for row in ids])
         mask = (padded != 256).long()
@@ -1257,7 +1202,7 @@ class BertForMaskedLM(Case):
     def test_to_transformers(self):
         self.bert("--train_files", "text.txt", "--pos", "learned", "--model", "2,2,32", "--T", "40", "--B", "8",
                   "--steps", "60", "--lr", "5e-3", "--checkpoint_every", "60", "--out", "run")
-        step = os.path.join(self.dir, "run", "step_00000060")
+        step = self.path("run", "step_00000060")
         model, info = transformers.BertForMaskedLM.from_pretrained(step, output_loading_info=True)
         self.assertEqual((list(info["missing_keys"]), list(info["unexpected_keys"])), ([], []))
         self.compare("run", model.eval())
@@ -1268,7 +1213,7 @@ class BertForMaskedLM(Case):
             del chosen["--model"]
         self.bert("--train_files", "text.txt", "--pos", pos, "--B", "8", "--steps", "20", "--lr", "5e-3",
                   "--checkpoint_every", "20", *sum(chosen.items(), ()))
-        return os.path.join(self.dir, chosen["--out"], "step_00000020")
+        return self.path(chosen["--out"], "step_00000020")
 
     def test_checkpoint_is_the_export(self):
         # learned has no position at twice the length, and cope none for a key after the query
@@ -1307,7 +1252,7 @@ class BertForMaskedLM(Case):
         with torch.no_grad():
             for p in model.parameters():
                 p.add_(0.3 * torch.randn_like(p))
-        model.save_pretrained(os.path.join(self.dir, "theirs"))
+        model.save_pretrained(self.path("theirs"))
         self.compare("theirs", model)
         self.bert("--load", "theirs", "--pos", "cable", "--train_files", "text.txt", "--T", "40", "--B", "2",
                   "--steps", "2", "--out", "continued")
@@ -1355,11 +1300,10 @@ class SentenceTransformers(Case):
             hidden_size=32, num_hidden_layers=2, num_attention_heads=2, intermediate_size=128,
             max_position_embeddings=16, vocab_size=len(self.WORDS), position={"name": name})).eval()
         randomize(model)
-        step, out = (os.path.join(self.dir, kind + name + pooling) for kind in ("step_", "out_"))
+        step, out = (self.path(kind + name + pooling) for kind in ("step_", "out_"))
         model.save_pretrained(step)
         change_config(step, pooling=pooling)
-        with open(os.path.join(step, "vocab.txt"), "w") as f:
-            f.write("\n".join(self.WORDS) + "\n")
+        self.write(os.path.join(step, "vocab.txt"), "\n".join(self.WORDS) + "\n")
         export.export(step, out)
 
         def embed(texts):
@@ -1402,8 +1346,7 @@ class HellaSwag(Case):
 
     def read_examples(self):
         """[(label, context, 4 endings)]; the .jsonl must have the same labels"""
-        with open(os.path.join(DATA, "hellaswag_val_500.bin"), "rb") as f:
-            raw = f.read()
+        raw = read_bytes(DATA, "hellaswag_val_500.bin")
         data, at, examples = struct.unpack(f"<{(len(raw) - 1024) // 2}H", raw[1024:]), 0, []
         while at < len(data):
             label, texts = data[at + 3], []
@@ -1439,7 +1382,7 @@ class HellaSwag(Case):
         return [loss.mean().item() for loss in losses]
 
     def score(self, path, load):
-        text = trainer(self.dir, "--load", load, "--T", str(self.T), "--hellaswag", path).decode()
+        text = trainer(self.folder, "--load", load, "--T", str(self.T), "--hellaswag", path).decode()
         found = re.search(r"HellaSwag: (\d+)/(\d+) = \S+(?: +\((\d+) contexts cut)?", text)
         return tuple(int(n or 0) for n in found.groups())
 
@@ -1470,7 +1413,7 @@ class HellaSwag(Case):
         torch.manual_seed(1)
         model = CableGPT2(CableConfig(n_layer=2, n_head=2, n_embd=32, vocab_size=50257, n_positions=self.T))
         randomize(model)
-        source, out = (os.path.join(self.dir, name) for name in ("random", "out"))
+        source, out = (self.path(name) for name in ("random", "out"))
         save_checkpoint(model, source)
         export.export(source, out)
         return model, out
@@ -1483,38 +1426,34 @@ class HellaSwag(Case):
                     tokenizer=self.train_small())
 
     def train_small(self):
-        step = os.path.join(self.dir, "run", "step_00000020")
+        step = self.path("run", "step_00000020")
         if not os.path.exists(step):
-            trainer(self.dir, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
+            trainer(self.folder, "--train_files", os.path.join(DATA, "tiny_shakespeare_train.bin"), "--model", "1,2,32",
                     "--pos", "cable", "--T", str(self.T), "--B", "2", "--steps", "20", "--lr", "1e-2",
                     "--tokenizer", os.path.join(DATA, "encoder.json"), "--checkpoint_every", "20", "--out", "run")
         return step
 
     def test_real_rows(self):
-        model = load_checkpoint(self.train_small())
+        """with random weights every token of the context matters, whether the context loses its beginning or not"""
+        model = CableGPT2(CableConfig(n_layer=1, n_head=2, n_embd=32, n_positions=self.T, position={"name": "alibi"}))
+        randomize(model)
+        save_checkpoint(model, self.path("random"))
         examples = self.read_examples()
         decisions = self.decide(model, examples)
-        correct, count, cut = self.score(os.path.join(DATA, "hellaswag_val_500.bin"), "run")
+        correct, count, cut = self.score(os.path.join(DATA, "hellaswag_val_500.bin"), "random")
         self.assertEqual((count, cut), (500, sum(map(self.is_cut, examples))))
         right = sum(d == example[0] for d, example in zip(decisions, examples))
         self.assertLessEqual(abs(correct - right), decisions.count(None))
-        self.compare_decisions("run", examples[::6], decisions[::6])
-
-    def test_far_context(self):
-        """with random weights every token of the context matters, whether the context loses its beginning or not"""
-        examples = [e for i, e in enumerate(self.read_examples()) if i % 10 == 0 or self.is_cut(e)]
-        model = CableGPT2(CableConfig(n_layer=1, n_head=2, n_embd=32, n_positions=self.T, position={"name": "alibi"}))
-        randomize(model)
-        save_checkpoint(model, os.path.join(self.dir, "random"))
-        self.compare_decisions("random", examples, self.decide(model, examples))
+        chosen = [n for n, example in enumerate(examples) if n % 10 == 0 or self.is_cut(example)]
+        self.compare_decisions("random", [examples[n] for n in chosen], [decisions[n] for n in chosen])
 
     @unittest.skipUnless(has_lm_eval, NO_LM_EVAL)
     def test_lm_eval(self):
         """the likelihood of every ending is the trainer's in lm_eval's own model, in batches and with contexts cut"""
         model, out = self.random_export()
-        trainer(self.dir, "--load", out, "--T", str(self.T), "--hellaswag",
+        trainer(self.folder, "--load", out, "--T", str(self.T), "--hellaswag",
                 os.path.join(DATA, "hellaswag_val_500.bin"), "--out", "scores")
-        ours = records(os.path.join(self.dir, "scores"), "hellaswag_example")
+        ours = records(self.path("scores"), "hellaswag_example")
         examples = self.read_examples()
         self.assertEqual([(r["example"], r["label"]) for r in ours], [(n, e[0]) for n, e in enumerate(examples)])
         lm = self.harness(out, batch_size=16)
