@@ -33,7 +33,8 @@ from unittest import mock
 
 import numpy as np
 
-from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, ended
+from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, alive, children, ended
+from folder import read_bytes as read
 
 DATA = os.path.join(ROOT, "data")
 REAL = os.environ.get("CABLE_DATA", "")
@@ -77,11 +78,6 @@ def needs_real(*files):
 
 def real(name):
     return os.path.join(REAL, name)
-
-
-def read(path):
-    with open(path, "rb") as f:
-        return f.read()
 
 
 def contents(directory):
@@ -439,13 +435,12 @@ class Restart(Case):
             self.assertEqual(contents(self.path(out)), before)
 
     def test_two_writers(self):
+        def refused():
+            with self.assertRaisesRegex(common.BadInput, "another run is writing here"):
+                self.build("o", self.paths)
         with common.locked(self.path("o")):
-            self.assertEqual(forked(self.refused_by_lock), 0)
+            self.assertEqual(forked(refused), 0)
         self.build("o", self.paths)
-
-    def refused_by_lock(self):
-        with self.assertRaisesRegex(common.BadInput, "another run is writing here"):
-            self.build("o", self.paths)
 
     def test_full_disk(self):
         self.build("whole", self.paths)
@@ -1530,8 +1525,7 @@ class Scripts(Case):
         for name in (b"caf\xc3\xa9.txt", b"caf\xe9.txt", b"\xe4\xb8\xad.txt"):
             with self.subTest(name=name):
                 path = os.fsencode(self.path()) + b"/" + name
-                with open(path, "wb") as f:
-                    f.write(b"one two three")
+                self.write(os.fsdecode(path), b"one two three")
                 shards = []
                 for i, env in enumerate(({"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"},
                                          {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})):
@@ -1679,17 +1673,6 @@ class Scripts(Case):
              "--out", "run/cable")
         text = said(sys.executable, os.path.join(ROOT, sample[1]), *shlex.split(sample[2]), "--tokens", "3")
         self.assertTrue(text.startswith("Once upon a time"), text)
-
-
-def alive(pid):
-    try:
-        return read(f"/proc/{pid}/stat").rsplit(b")", 1)[1].split()[0] != b"Z"
-    except OSError:
-        return False
-
-
-def children(pid):
-    return [int(child) for child in read(f"/proc/{pid}/task/{pid}/children").split()]
 
 
 class WithoutAVocabulary(Folder):
