@@ -360,11 +360,14 @@ class Restart(Case):
         even = self.write("even.jsonl", jsonl(["x" * 99] * 40))      # every fifth document ends a shard
         texts = ["a b " * 30, "c d " * 900, *documents(40), "e f " * 500, *documents(40, seed=2)]
         odd = self.write("odd.jsonl", jsonl(texts))
-        for name, path, window, piece in (("even", even, 450, 200), ("small", odd, 150, 200),
-                                          ("large", odd, 1000, 100), ("one", odd, 10**6, 100)):
+        for name, path, window, piece, wanted in (
+                ("even", even, 450, 200, "babc4b0d"), ("small", odd, 150, 200, "f5ab0ce4"),
+                ("large", odd, 1000, 100, "c1f9db2b"), ("one", odd, 10**6, 100, "14f4fd06")):
             with mock.patch.object(sources, "PIECE_BYTES", piece):
                 self.build(name, [path], window=window, shard=500 if name == "even" else 137)
                 reference = contents(self.path(name))
+                order = hashlib.sha256(all_tokens(self.path(name)).tobytes()).hexdigest()[:8]
+                self.assertEqual(order, wanted, name)           # of this seed, in each version
                 shards = [n for n in reference if n.endswith(".bin")]
                 for shard in shards[:8] if name in ("even", "small") else shards[::8]:
                     if name == "small":
@@ -1761,6 +1764,14 @@ class WithoutAVocabulary(Folder):
             with said, self.assertRaisesRegex(common.BadInput, words) if words else contextlib.nullcontext():
                 wikitext.write_bytes(reader, files, self.path("w"))
         self.assertEqual(read(self.path("w_val.txt")), b" = A = \n")
+
+    def test_both_sizes_of_wikitext_in_one_directory(self):
+        import wikitext
+        paths = {size: [self.write(f"wikitext-{size}-raw-v1/wiki.{split}.raw", "x") for split in
+                        ("train", "valid", "test")] for size in (2, 103)}
+        for size, wanted in paths.items():
+            found = wikitext.source_files(mock.Mock(local=self.folder, size=size, raw=True))
+            self.assertEqual(sum(found.values(), []), wanted)
 
     def test_an_ending_of_hellaswag_begins_with_a_space(self):
         import hellaswag
