@@ -1,5 +1,5 @@
 // train_bert.cu -- trains a BERT with any positional encoding of llmc/position/table.h: masked language modelling, and
-// contrastive fine-tuning on (query, positive, negatives), whose step is in llmc/lab/use_bert.h.
+// contrastive fine-tuning on (query, positive, negatives), whose step is in llmc/lab/embed.h.
 //
 // Read it beside train_gpt2.cu: the same layers, in another order. BERT is bidirectional, normalizes after each
 // residual (post-LN), and predicts only the tokens that were masked.
@@ -10,28 +10,27 @@
 //   M, R          rows with a target; rows of the head at a time
 
 // In the order of a run:
-#include "llmc/engine/run/config.h"                 // the model's shape and encoding, from flags or a checkpoint
-#include "llmc/engine/text/dataloader.h"            // the tokens of a step
-#include "llmc/engine/text/documents.h"             // which of them are masked
+#include "llmc/engine/config.h"                 // the model's shape and encoding, from flags or a checkpoint
+#include "llmc/engine/data.h"            // the tokens of a step
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token, and the token type's
 #include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
-#include "llmc/position/layer.cuh"                  // step 2: the encodings of a layer
+#include "llmc/position/table.h"                  // step 2: the encodings of a layer
 #include "llmc/attention.cuh"                       // step 3: attention over a sequence
 #include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization
 #include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
-#include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
+#include "llmc/engine/parameters.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
 #include "llmc/adamw.cuh"                           // the update
 #include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
-#include "llmc/lab/use_bert.h"                      // the work of a trained model, and contrastive training
+#include "llmc/lab/embed.h"                      // the work of a trained model, and contrastive training
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
-struct BERTConfig : ModelConfig {                       // T, V, L, NH, C and the encoding: run/config_json.h
+struct BERTConfig : ModelConfig {                       // T, V, L, NH, C and the encoding: engine/config.h
     SpecialTokens special;                              // [CLS], [SEP], [MASK], [PAD]
     double mask_share = 0.15;                           // of the tokens, those to be predicted
     static constexpr bool causal = false;               // a token sees the whole sequence

@@ -8,28 +8,28 @@
 //   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
 
 // In the order of a run:
-#include "llmc/engine/run/config.h"                 // the model's shape and encoding, from flags or a checkpoint
-#include "llmc/engine/text/dataloader.h"            // the tokens of a step
+#include "llmc/engine/config.h"                 // the model's shape and encoding, from flags or a checkpoint
+#include "llmc/engine/data.h"            // the tokens of a step
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
 #include "llmc/layernorm.cuh"                       // steps 1, 6 and 10: normalization
 #include "llmc/matmul.cuh"                          // steps 2, 5, 7 and 9, and the logits: matrix products
-#include "llmc/position/layer.cuh"                  // step 3: the encodings of a layer
+#include "llmc/position/table.h"                  // step 3: the encodings of a layer
 #include "llmc/attention.cuh"                       // step 4: attention over a sequence
 #include "llmc/attention/decode.cuh"                //         and of one new token to the tokens before it
 #include "llmc/attention/choose.cuh"                //         which kernels it runs on
 #include "llmc/gelu.cuh"                            // step 8: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
-#include "llmc/engine/ranks/gradients.cuh"          // the gradient's sum over micro-batches and ranks
+#include "llmc/engine/parameters.cuh"          // the gradient's sum over micro-batches and ranks
 #include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
 #include "llmc/adamw.cuh"                           // the update
 #include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
-#include "llmc/lab/use_gpt2.h"                      // the work of a trained model: evaluation, samples, HellaSwag
+#include "llmc/lab/generate.h"                      // the work of a trained model: evaluation, samples, HellaSwag
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
-struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and the encoding: run/config_json.h
+struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and the encoding: engine/config.h
     static constexpr bool causal = true;                // a token sees itself and what came before it
 };
 
@@ -170,7 +170,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_scratch(batch, length, NH, HS);
-    const bool in_pieces = purpose == Purpose::Pieces;                          // then lab/pieces.h reads every layer's
+    const bool in_pieces = purpose == Purpose::Pieces;                      // then lab/evaluate.h reads every layer's
     const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add(#name, keep, g.L, rows, cols, sizeof(type));

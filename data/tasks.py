@@ -257,7 +257,7 @@ def row(task, question, answer, tokens):
 
 
 def file_of(rows, length, vocabulary=VOCABULARY, end=END):
-    """the bytes of a file of rows of ids; llmc/engine/text/dataloader.h describes them"""
+    """the bytes of a file of rows of ids; llmc/engine/data.h describes them"""
     wide = vocabulary > ANSWER
     ids = array("I" if wide else "H")
     for each in rows:

@@ -14,7 +14,7 @@
 #include "llmc/attention/flash/forward.cuh"
 #include "llmc/attention/flash/backward.cuh"
 #include "llmc/matmul.cuh"
-#include "llmc/position/alibi.cuh"
+#include "llmc/position/toeplitz.cuh"
 
 constexpr int SETS = 3;
 constexpr int WARM_UP = 10;

@@ -16,15 +16,17 @@ import sys
 # A file includes only files of its own floor or a lower one. The floors, the lowest first, are folders, and headers
 # that stand on another floor than their folder does.
 FLOORS = [["llmc/base"], ["llmc"], ["llmc/position", "llmc/cable.cuh"], ["llmc/attention", "llmc/attention.cuh"],
-          ["llmc/engine"], ["llmc/engine/files"], ["llmc/engine/ranks"],
-          ["llmc/engine/text", "llmc/engine/files/checkpoint.h"], ["llmc/engine/model.cuh"],
-          ["llmc/engine/run", "llmc/engine/log.h", "llmc/engine/run.h"], ["llmc/lab"], ["trainers", "llmc/compiled"]]
+          ["llmc/engine/json.h"], ["llmc/engine/flags.h"], ["llmc/engine/safetensors.h"],
+          ["llmc/engine/launch.h", "llmc/engine/wire.h", "llmc/engine/comm.h", "llmc/engine/parameters.cuh"],
+          ["llmc/engine/model.cuh", "llmc/engine/data.h", "llmc/engine/vocabulary.h", "llmc/engine/checkpoint.h",
+           "llmc/engine/import.h"],
+          ["llmc/engine"], ["llmc/lab"], ["trainers", "llmc/compiled"]]
 
 # the top level: these directories and files, and what begins with a dot
 PLACES = r"((data|dev|docs|llmc|scripts|test)/|\.)[\w./+-]+|LICENSE|Makefile|README\.md|train_(gpt2|bert)[\w.]*"
 
 # what no line of llmc/ or of the trainers may have, but for those of the files that are listed
-KNOWS_THE_BUILD = ("llmc/base/device.h", "llmc/base/fastmath.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh")
+KNOWS_THE_BUILD = ("llmc/base/device.h", "llmc/base/math.h", "llmc/base/gpu.h", "llmc/base/ptx.cuh")
 REFUSED = (
     ("__CUDACC__", KNOWS_THE_BUILD, f"__CUDACC__: only {', '.join(KNOWS_THE_BUILD)} may ask which build this is"),
     ("<<<", ("llmc/base/device_cuda.h",), "<<<: only launch() starts kernels"),
@@ -42,14 +44,15 @@ LIBM_ALLOWED = {
     "llmc/classifier.cuh": "logf",                      # once per row: the loss
     "llmc/contrastive.cuh": "logf",                     # once per row: the loss
     "llmc/adamw.cuh": "pow pow",                        # once per update, on the host
+    "llmc/base/math.h":                                 # the portable functions, in double, and what they are made of
+        "log log log log log log log1p exp exp pow exp2 sin sin sin cos cos logf logf log2f log2f",
     "llmc/position/encoding.cuh": "log2f",              # on the host
     "llmc/position/ssmax.cuh": "log log log",           # once per token; on the host
     "llmc/position/added.cuh": "pow sin cos",           # once per channel of a table, in double
-    "llmc/position/rope.cuh": "pow pow log log sin sin cos cos",    # on the host; sin, cos of an angle in double
-    "llmc/position/carope.cuh": "pow log1p exp sin cos",            # on the host; sin, cos of an angle in double
-    "llmc/position/alibi.cuh": "exp2 log",              # once per head
+    "llmc/position/rope.cuh":                           # on the host; sin, cos of an angle in double
+        "pow pow pow log log log1p exp sin sin sin cos cos cos",
     "llmc/position/fire.cuh": "log1p",                  # once per entry of a table, in double
-    "llmc/position/toeplitz.cuh": "pow pow cos",        # once per bucket; per thread, or frequency and distance
+    "llmc/position/toeplitz.cuh": "pow pow cos exp2 log",   # once per head, bucket, thread, or frequency and distance
 }
 
 # where the scripts are that a user starts
@@ -187,7 +190,7 @@ def check_includes(path, text):
 
 def check_code(path, code):
     """rules for the C++ of llmc/ and the trainers; code has neither comments nor strings"""
-    shared = ("llmc/base/device.h", "llmc/base/fastmath.h")
+    shared = ("llmc/base/device.h", "llmc/base/math.h")
     kernels = path.startswith("llmc/") and (path.endswith(".cuh") or path in shared)
     calls = collections.Counter()
     for number, line in enumerate(code.split("\n"), 1):
@@ -198,7 +201,7 @@ def check_code(path, code):
         for name in re.findall(called, line) if kernels else ():
             calls[name] += 1
             if calls[name] > LIBM_ALLOWED.get(path, "").split().count(name):
-                report(path, number, f"{name}(): no compiler vectorizes it; use a fast_* of fastmath.h, or allow it in "
+                report(path, number, f"{name}(): no compiler vectorizes it; use a fast_* of math.h, or allow it in "
                        "dev/lint.py and say why")
 
 

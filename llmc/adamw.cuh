@@ -1,4 +1,4 @@
-// adamw.cuh -- AdamW (Loshchilov and Hutter 2019, algorithm 2) on float32 master weights, and the global gradient norm.
+// adamw.cuh -- AdamW (Loshchilov, Hutter 2019, algorithm 2) on float32 master weights, after the global gradient norm.
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w), then projected into [lo, hi]
 // bf16 builds compute with a bf16 copy of the weights, rounded stochastically (Gupta et al. 2015): a w between two bf16
@@ -10,8 +10,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "base/fastmath.h"
-#include "base/portable.h"
+#include "base/math.h"
 #include "base/tensor.h"
 
 struct AdamW {

@@ -1,4 +1,4 @@
-// classifier.cuh -- softmax and cross-entropy over a row of logits, in place.
+// classifier.cuh -- softmax cross-entropy over a row of logits, in place.
 //   loss = log(sum_v e^(logit_v)) - logit_target        by log-sum-exp: finite for any finite logits
 //   dlogit_v = dloss (softmax_v - [v = target])         dloss is 1 / (targets of the total batch)
 // A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only the first V of the Vp columns are a vocabulary;
@@ -11,8 +11,7 @@
 // and gradient come from one kernel, because both need the sum of exponentials.
 #pragma once
 
-#include "base/fastmath.h"
-#include "base/portable.h"
+#include "base/math.h"
 
 // losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
 // (N,Vp), Vp a multiple of 8, become their gradient when `backward`; targets (N)

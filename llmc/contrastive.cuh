@@ -13,8 +13,7 @@
 // It is float32 in every build, in sums whose order depends only on the shapes.
 #pragma once
 
-#include "base/fastmath.h"
-#include "base/portable.h"
+#include "base/math.h"
 #include "matmul.cuh"
 
 enum class Pooling { Mean, Cls };

@@ -1,4 +1,4 @@
-// embedding.cuh -- out[n] = wte[token[n]]; and BERT's scatter_rows and add_row.
+// embedding.cuh -- token embeddings: out[n] = wte[token[n]]; BERT's scatter_rows, add_row.
 //   backward: dwte[v] += the sum of the rows of dout whose token is v. The host sorts the rows by token first
 //   (EmbeddingPlan), so that each row of dwte has one block, which adds in the order of the rows: no atomics, and the
 //   same bits every time.

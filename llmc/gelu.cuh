@@ -8,7 +8,7 @@
 //   Both save only their input. The backward adds up dinp's rows, too: they are the gradient of the bias in inp.
 #pragma once
 
-#include "base/fastmath.h"
+#include "base/math.h"
 #include "base/matrix.cuh"
 
 enum class Gelu { Tanh, Erf };

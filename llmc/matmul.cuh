@@ -138,7 +138,7 @@ enum class Epilogue {
 constexpr int EPILOGUES = ON_GPU && sizeof(floatX) == 2 ? STEP_EPILOGUES : 0;
 
 #if defined(CUDA_BUILD)
-#include "base/cublaslt.cuh"        // the emulator has a stand-in for the library
+#include "cublaslt.cuh"        // the emulator has a stand-in for the library
 // false: the portable kernel must compute p, without an epilogue
 inline bool matmul_by_library(const MatmulArgs& p, Stream stream, Epilogue epilogue, void* extra) {
     const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32

@@ -62,7 +62,7 @@ def bias(about, part, i, j):
 
 
 def weights(about, part, i, j):
-    """(P_ij, log P_ij) of queries i and keys j; 0, 0 where a key is hidden: position/tensors.cuh"""
+    """(P_ij, log P_ij) of queries i and keys j; 0, 0 where a key is hidden: position/encoding.cuh"""
     begin = part["begins"][i] if "begins" in part else 0
     near = (abs(i - j) < (about["window"] or about["T"])) | (j < begin + about["sinks"])
     seen = near & (j >= begin) & ((j <= i) | (not about["causal"]))

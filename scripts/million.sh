@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The demo's models, which were trained at 128 tokens, in one window of Shakespeare: of 1,048,576 tokens for cable and
-# alibi, which forget the keys that no query visits any more (llmc/lab/pieces.h); of 65,536 for rope and sinusoidal,
+# alibi, which forget the keys that no query visits any more (llmc/lab/evaluate.h); of 65,536 for rope and sinusoidal,
 # whose time grows with the square. Results in build/million: the losses by position in log.jsonl, and million.png.
 set -euo pipefail
 cd "$(dirname "$0")/.."

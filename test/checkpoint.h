@@ -1,7 +1,7 @@
 // checkpoint.h -- whole checkpoints of one process.
 #pragma once
 
-#include "llmc/engine/files/checkpoint.h"
+#include "llmc/engine/checkpoint.h"
 
 // As the trainers save; returns the checkpoint's path.
 inline std::string save_checkpoint(const std::string& out, int step, const Checkpoint& c, int keep) {

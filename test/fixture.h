@@ -8,7 +8,7 @@
 #include "test/oracle.h"
 
 #include "llmc/engine/model.cuh"
-#include "llmc/engine/run/config.h"
+#include "llmc/engine/config.h"
 #include "llmc/engine/run.h"
 
 // A trainer's model and activations, freed at the end

@@ -10,7 +10,7 @@
 #include <random>
 
 #include "llmc/base/device.h"
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // arrays

@@ -7,7 +7,7 @@
 #include "test/harness.h"
 #include "test/oracle_positions.h"
 
-#include "llmc/position/layer.cuh"
+#include "llmc/position/table.h"
 
 struct LayerShape { int B, T, NH, HS; };             // T: tokens of a sequence, or of the longest of a batch
 

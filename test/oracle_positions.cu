@@ -141,7 +141,7 @@ struct AlibiTrainedOracle : NoOracle {
 };
 inline const bool alibi_trained_oracle = register_oracle<AlibiTrainedOracle>("alibi_trained");
 
-// Number h of a stream of SplitMix64 (Steele et al. 2014), as portable.h chains it: in [0, 1)
+// Number h of a stream of SplitMix64 (Steele et al. 2014), as math.h chains it: in [0, 1)
 static double oracle_uniform(uint64_t seed, uint64_t h) {
     uint64_t x = seed;
     for (const uint64_t word : {h, uint64_t(0), uint64_t(0)}) {

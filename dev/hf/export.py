@@ -152,7 +152,7 @@ def check_encoding(config, path):
 
 
 def check_version(config, position):
-    """raises ValueError if the model was trained with another formula of its encodings, as run/config.h decides"""
+    """raises ValueError if the model was trained with another formula of its encodings, as engine/config.h decides"""
     layers = position["layers"] if position["name"] == "layers" else [[position]]
     others = {"none", "rope", "carope", "learned", "sinusoidal", "ssmax", "cope"}     # without a bias
     for layer in layers:

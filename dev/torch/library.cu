@@ -6,7 +6,7 @@
 // function returns null, or what is wrong, a text of this thread that its next call overwrites. Several threads may
 // call at the same time.
 #include "../../llmc/attention/choose.cuh"
-#include "../../llmc/position/layer.cuh"
+#include "../../llmc/position/table.h"
 
 struct CableCall {
     const char* position;                   // as --pos has it: "cable", "t5_clip:K=64"

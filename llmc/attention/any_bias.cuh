@@ -1,4 +1,4 @@
-// attention/any_bias.cuh -- what attention does with an encoding's bias, tile by tile, and a bias that stands for all.
+// attention/any_bias.cuh -- what attention does with an encoding's bias, tile by tile.
 //
 // On a GPU the kernels are compiled for each functor of position/. On a CPU they are compiled once, for AnyBias, which
 // calls these functions by their addresses, once for each tile: the inner loops are still the functor's own. So an edit

@@ -1,4 +1,4 @@
-// attention/decode.cuh -- attention of one new token per sequence to itself and all tokens before it, for any encoding.
+// attention/decode.cuh -- attention of one new token per sequence to all tokens up to itself, for any encoding.
 //
 //   logit_j = scale q.k_j + f B_j     P = softmax_j(logit)     out = P v     for the query at t0, over the keys 0 .. t0
 //   The keys are cut into splits, so that one query fills the machine too (Flash-Decoding: Dao et al. 2023). Split s

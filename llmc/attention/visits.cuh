@@ -1,9 +1,9 @@
-// attention/visits.cuh -- which pairs of queries and keys attention computes, a tile at a time.
+// attention/visits.cuh -- which (query, key) pairs attention computes, a tile at a time.
 //
 // A query sees the keys up to its own (causal) or all keys of its sequence, except those that the mask hides: outside
-// the window, after the sinks, in another document (AttentionMask, position/tensors.cuh). A sequence of the batch may
+// the window, after the sinks, in another document (AttentionMask, position/encoding.cuh). A sequence of the batch may
 // end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is one
-// whose weights are 0 because of the bias (first_key, choose_cpu.cuh).
+// whose weights are 0 because of the bias (first_key, choose.cuh).
 #pragma once
 
 #include "../base/matrix.cuh"
@@ -11,7 +11,7 @@
 
 constexpr int ATTENTION_TILE = LANES > 1 ? 64 : 32;         // divides 128, so no tile crosses a chunk of CABLE's sum
 constexpr int ATTENTION_THREADS = 64;
-// Whether a query meets its own key first, as skipping tiles requires (choose_cpu.cuh); on a GPU only the
+// Whether a query meets its own key first, as skipping tiles requires (choose.cuh); on a GPU only the
 // tensor-core kernels skip tiles
 constexpr bool LAST_TILE_FIRST = !ON_GPU;
 
@@ -20,7 +20,7 @@ struct AttentionDims {
     int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
     float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
-    const int* first_key = nullptr;                         // from choose_cpu.cuh; null: no tile is skipped
+    const int* first_key = nullptr;                         // from choose.cuh; null: no tile is skipped
     int forgotten = 0;                                      // as in PositionView, as are factor and moment
     AttentionMask mask = {};
     const float* factor = nullptr;

@@ -1,17 +1,18 @@
-// base/common.h -- errors with an exit code, text formatting, files, checksums; nothing about tensors or devices.
+// base/common.h -- errors with an exit code, values as text, files, checksums; nothing about tensors or devices.
 //
 // Everything that changes the disk goes through the io_* functions below, so that a test has one place to make it fail.
 #pragma once
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <cmath>
 #include <csignal>
 #include <cstdarg>
 #include <cstdint>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <chrono>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -324,4 +325,263 @@ inline void io_mkdirs(const std::string& path) {
         const size_t slash = part.rfind('/');
         if (io_mkdir(part)) { io_fsync_directory(slash == std::string::npos ? "." : part.substr(0, slash + 1)); }
     }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// values as text and text as values, taken whole or not at all: of flags, hyperparameters, lists
+
+// What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
+// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4; or in "[:FILE]", a path.
+struct Range {
+    double lo = -INFINITY, hi = INFINITY;
+    bool or_minus_one = false;              // -1 stands for "work it out" or "all"
+    bool takes_value = true;                // false: a switch
+    const char* choices = nullptr;          // "a|b|c"
+};
+
+// Ranges as a row of the flag table writes them
+inline Range any() { return {}; }
+inline Range between(double lo, double hi) { return {lo, hi}; }
+inline Range at_least(double lo) { return {lo}; }
+inline Range minus_one_or(double lo) { return {lo, INFINITY, true}; }
+inline Range one_of(const char* choices) { return {-INFINITY, INFINITY, false, true, choices}; }
+inline Range a_switch() { return {-INFINITY, INFINITY, false, false}; }
+
+// The types that a flag may have in addition to bool, int, int64_t and double
+using Text = std::string;
+using Ints = std::vector<int>;                              // "1,2,3"
+using Names = std::vector<std::string>;
+inline bool is_in(const Names& names, const std::string& name) {
+    return std::find(names.begin(), names.end(), name) != names.end();
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// a value as text
+
+inline std::string option_text(const std::string& v) { return v; }
+inline std::string option_text(bool v) { return v ? "1" : "0"; }
+inline std::string option_text(int v) { return std::to_string(v); }
+inline std::string option_text(int64_t v) { return std::to_string(v); }
+inline std::string option_text(double v) { return strprintf("%.9g", v); }      // as many digits as a float32 has
+template <class E> std::string option_text(const std::vector<E>& v) {
+    std::string s;
+    for (const E& e : v) { s += (s.empty() ? "" : ",") + option_text(e); }
+    return s;
+}
+
+// what kind of value a flag takes, for messages and --help
+inline std::string option_kind(const Text&) { return "text"; }
+inline std::string option_kind(bool) { return "0 or 1"; }
+inline std::string option_kind(int) { return "an int"; }
+inline std::string option_kind(int64_t) { return "an integer"; }
+inline std::string option_kind(double) { return "a number"; }
+inline std::string option_kind(const Ints&) { return "ints joined by commas or blanks, each"; }
+inline std::string option_kind(const Names&) { return "names joined by commas"; }
+
+// "an integer >= 1 or -1", for messages and --help
+template <class V> std::string option_wanted(const Range& r, const V& value) {
+    if (r.choices) { return std::string("one of ") + r.choices; }
+    std::string s = option_kind(value);
+    if (std::isfinite(r.hi)) { return s + strprintf(" from %g to %g", r.lo, r.hi); }
+    if (std::isfinite(r.lo)) { s += strprintf(" >= %g", r.lo); }
+    return s + (r.or_minus_one ? " or -1" : "");
+}
+
+// "2h03m", "4m12s", "9s", for progress lines
+inline std::string format_duration(double seconds) {
+    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
+    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
+    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
+    return strprintf("%lds", s);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// text in lines
+
+constexpr size_t HELP_COLUMNS = 80, CONSOLE_COLUMNS = 100;
+
+inline Names words_of(const std::string& text) {
+    Names words;
+    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
+        words.push_back(text.substr(at, text.find(' ', at) - at));
+    }
+    return words;
+}
+
+constexpr size_t LONGEST_LINE = 64000000;   // bytes of a line of a log; --curve at a million tokens writes 20 MB
+
+// Calls f for each whole line of a file. An error names the line.
+template <class F> void each_line(const File& file, F f) {
+    std::string block;                      // the file from `begin` on
+    size_t number = 1;
+    for (uint64_t begin = 0, at = 1; at > 0; begin += at) {
+        block.resize((size_t)std::min<uint64_t>(LONGEST_LINE, file.size - begin));
+        file.read(&block[0], block.size(), begin);
+        at = 0;
+        try {
+            for (size_t end; (end = block.find('\n', at)) != std::string::npos; at = end + 1, number++) {
+                f(block.substr(at, end - at));
+            }
+            check(at > 0 || block.size() < LONGEST_LINE, "longer than %zu bytes, as no line of a log is", LONGEST_LINE);
+        } catch (const Error& e) {
+            die(e.code, "%s: line %zu: %s; remove the line or move the file away", file.path.c_str(), number, e.what());
+        }
+    }
+}
+
+// Joins pieces of text with spaces, from column `at` on. A piece beyond `columns` begins a new line at column `indent`.
+inline std::string wrapped(const Names& pieces, size_t at, size_t indent, size_t columns = HELP_COLUMNS) {
+    std::string s;
+    for (const std::string& piece : pieces) {
+        const bool first = s.empty(), fits = at + 1 + piece.size() <= columns;
+        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
+        if (!first) { at = fits ? at + 1 : indent; }
+        s += piece;
+        at += piece.size();
+    }
+    return s;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// text as a value: each function returns whether the whole of `text` is a value that the range admits
+
+inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
+
+inline bool parse_value(const std::string& text, const Range& r, double& value) {
+    // strtod itself would also take " 5", "nan", "infinity" and hexadecimal
+    if (text.empty() || text.find_first_not_of("0123456789+-.eE") != std::string::npos) { return false; }
+    char* end = nullptr;
+    value = strtod(text.c_str(), &end);
+    return *end == '\0' && std::isfinite(value) && in_range(value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
+    // strtoll itself would also take " 5" and "+5"; errno says that a number is too large for it
+    if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
+    char* end = nullptr;
+    errno = 0;
+    value = (int64_t)strtoll(text.c_str(), &end, 10);
+    return *end == '\0' && end != text.c_str() && errno == 0 && in_range((double)value, r);
+}
+
+inline bool parse_value(const std::string& text, const Range& r, int& value) {
+    int64_t wide = 0;                                       // an int64_t that does not fit is an error, not cut off
+    const bool good = parse_value(text, r, wide) && wide >= INT32_MIN && wide <= INT32_MAX;
+    value = good ? (int)wide : 0;
+    return good;
+}
+
+inline bool parse_value(const std::string& text, const Range&, bool& value) {
+    value = text == "1";
+    return text == "0" || text == "1";
+}
+
+// one of the range's choices, or any text where it has none
+inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
+    value = text;
+    for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
+        const std::string choice(at, strcspn(at, "|["));        // without its "[:s]"
+        if (text == choice) { return true; }
+        double factor;
+        const char* more = at + choice.size();
+        if (*more != '[' || text.compare(0, choice.size() + 1, choice + ":") != 0) { continue; }
+        const std::string rest = text.substr(choice.size() + 1);
+        const bool path = strncmp(more, "[:FILE]", 7) == 0;
+        if (path ? !rest.empty() : parse_value(rest, at_least(1), factor)) { return true; }
+    }
+    return r.choices == nullptr;
+}
+
+// a list: each item is in the range, and none is empty
+template <class E> bool parse_value(const std::string& text, const Range& r, std::vector<E>& value) {
+    value.clear();
+    for (size_t at = 0; at <= text.size();) {
+        const size_t end = std::min(text.find(',', at), text.size());
+        E item;
+        if (end == at || !parse_value(text.substr(at, end - at), r, item)) { return false; }
+        value.push_back(item);
+        at = end + 1;
+    }
+    return true;            // an empty text, or a comma at the end, was rejected as an empty item
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// mistyped words
+
+// Levenshtein's distance, row by row
+inline size_t edit_distance(const std::string& a, const std::string& b) {
+    std::vector<size_t> row(b.size() + 1);
+    for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
+    for (size_t i = 1; i <= a.size(); i++) {
+        size_t diagonal = row[0];
+        row[0] = i;
+        for (size_t j = 1; j <= b.size(); j++) {
+            const size_t change = diagonal + (a[i - 1] != b[j - 1]);
+            diagonal = row[j];
+            row[j] = std::min(change, std::min(row[j - 1], row[j]) + 1);
+        }
+    }
+    return row[b.size()];
+}
+
+// "did you mean cable? ": the nearest of the words, "" if none is near
+inline std::string did_you_mean(const std::string& text, const Names& words) {
+    std::string nearest;
+    size_t least = std::min((size_t)4, text.size() / 2 + 1);    // with more changes it is another word
+    for (const std::string& word : words) {
+        const size_t distance = edit_distance(text.substr(0, 40), word);
+        if (distance < least) { least = distance; nearest = "did you mean " + word + "? "; }
+    }
+    return nearest;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// what users have in place of a file: a Git LFS pointer, a web page, weights as PyTorch saves them, an archive, a
+// model's name on the Hugging Face hub. Every reader asks here first, so that the error says what is there,
+// and what gets the file itself.
+
+// Dies if the file begins like one of these. text: it may hold any text, so that only a pointer is wrong
+inline void refuse_stand_in(const std::string& path, bool text = false) {
+    const File file(path);
+    std::string head((size_t)std::min(file.size, (uint64_t)512), '\0');
+    file.read(&head[0], head.size(), 0);
+    const char *pointer = "a Git LFS pointer; git lfs pull, or on the hub hf download OWNER/NAME, gets the file",
+               *page = "the page of a server; curl -L with the address of the file gets it (on the hub /resolve/, not "
+                       "/blob/), or hf download OWNER/NAME", *packed = "a compressed file; decompress it",
+               *pickle = "a pickle, as torch.save() writes weights; docs/checkpoints.md (Weights of PyTorch) has the "
+                         "lines that convert it";
+    const std::pair<const char*, const char*> known[] = {       // in lower case
+        {"version https://git-lfs", pointer}, {"<!doctype", page}, {"<html", page}, {"<head", page}, {"<?xml", page},
+        {"{\"error\":\"", page}, {"entry not found", page}, {"invalid username", page}, {"found. redirect", page},
+        {"temporary redirect", page}, {"pk\x03\x04", "a zip archive; unzip it"}, {"\x1f\x8b\x08", packed},
+        {"\x28\xb5\x2f\xfd", packed}, {"\xfd" "7zxz", packed}, {"bzh91ay&sy", packed}, {"\x93numpy", "a NumPy array"},
+        {"par1\x15", "a Parquet table; data/text.py makes shards of it"}, {"\x89hdf", "an HDF5 file; use safetensors"},
+        {"gguf\x03", "a GGUF of llama.cpp; use the safetensors that it was made from"}};
+    std::string start = head.substr(std::min(head.find_first_not_of(" \t\r\n\xEF\xBB\xBF"), head.size()));
+    for (char& c : start) { c = (char)(c >= 'A' && c <= 'Z' ? c + ('a' - 'A') : c); }
+    const char* found = nullptr;
+    for (const auto& [begin, what] : known) { found = starts_with(start, begin) ? what : found; }
+    const auto holds = [&](const char* name) { return head.find(name) != std::string::npos; };
+    const bool zip = starts_with(head, "PK\x03\x04");           // the name of its first file follows
+    if (zip && holds(".npy")) { found = "NumPy arrays (.npz)"; }
+    // before PyTorch 1.6 without a zip; a safetensors file, which begins with the length of its header, may look alike
+    const bool old = head.size() > 8 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 &&
+                     head.compare(4, 4, std::string(4, '\0')) != 0;
+    if (old || (zip && (holds("data.pkl") || holds(".format_version")))) { found = pickle; }
+    check(found == nullptr || (text && found != pointer), "%s: expected the file itself, got %s", path.c_str(), found);
+}
+
+// Dies if the path of a model or a tokenizer is a name on the hub, or the root of the hub's cache of a model.
+inline void refuse_hub_name(const std::string& path) {
+    const std::string inside = ends_with(path, "/snapshots") ? path : path + "/snapshots";
+    const bool cache = !path.empty() && is_directory(inside) && !list_directory(inside).empty();
+    check(!cache, "%s: expected a model, got the root of its cache; give %s/%s", path.c_str(), inside.c_str(),
+          cache ? list_directory(inside).back().c_str() : "");
+    const std::string hub = "https://huggingface.co/", name = path.substr(path.find(hub) == 0 ? hub.size() : 0);
+    const size_t slash = name.find('/');                        // OWNER/NAME, or NAME
+    bool local = path_exists(path) || name.empty() || !isalnum((unsigned char)name[0]) || slash != name.rfind('/') ||
+                 name_is_taken(name.substr(0, slash));
+    for (const char* end : {".safetensors", ".bin", ".json", ".txt"}) { local = local || ends_with(name, end); }
+    check(local, "%s: there is no such file or directory; a model on the hub: pip install huggingface_hub; hf download "
+          "%s --local-dir %s", path.c_str(), name.c_str(), name.substr(slash + 1).c_str());
 }

@@ -1,4 +1,4 @@
-// base/gpu.h -- which GPU this is, its peak speed, a model's share of that (MFU), and why there may be no GPU.
+// base/gpu.h -- the GPU: its name, its peak speed, a model's share of that (MFU), why there may be none.
 //
 // A peak is SMs x clock x floating-point operations per SM and clock. The driver knows the first two; the third depends
 // on the compute capability and is in a table here: dense products (no 2:4 sparsity) with float32 sums, an FMA counted

@@ -1,4 +1,4 @@
-// base/host.h -- the CPU: bfloat16, denormal numbers, and how much memory and how many cores this process may use.
+// base/host.h -- the CPU: bfloat16, denormal numbers, how much memory this process may use, how many cores.
 #pragma once
 
 #include <cmath>

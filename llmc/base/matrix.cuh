@@ -1,4 +1,4 @@
-// base/matrix.cuh -- a matrix as a view of memory, the product of two by the threads of a block, and sums over rows.
+// base/matrix.cuh -- a matrix as a view of memory: products by the threads of a block, sums over rows.
 #pragma once
 
 #include <type_traits>

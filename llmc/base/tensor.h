@@ -9,7 +9,7 @@
 #include <cfloat>
 #include <optional>
 
-#include "portable.h"
+#include "math.h"
 
 enum class Init { Normal, Uniform, Constant };
 struct InitRule {               // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.

@@ -1,11 +1,11 @@
-// flags.h -- the trainers' flags: their only list, with a row for each. From it follow the fields of Options, the
-// parser, --help, the copy in a checkpoint with which a resumed run is compared, and the flags' lines of the banner.
+// engine/flags.h -- the trainers' flags: their only list, with a row for each. From it follow the fields of Options,
+// the parser, --help, the copy in a checkpoint with which a resumed run is compared, the flags' lines of the banner.
 //
 // Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
 // checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
 #pragma once
 
-#include "../base/parse.h"
+#include "../base/common.h"
 #include "json.h"
 
 // SAME: the flag decides what is computed, so a resumed run must have the value of the run that wrote the checkpoint,

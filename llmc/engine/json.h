@@ -1,4 +1,4 @@
-// json.h -- JSON that may come from anywhere: a broken file is an Error that names the file and the field.
+// engine/json.h -- JSON that may come from anywhere: a broken file is an Error that names the file and the field.
 //
 // The parser is nlohmann's. Added here: bounds on depth and size, refusal of repeated keys (two readers of one file
 // could take the value for two different things), and accessors that fail with a message.
@@ -9,7 +9,6 @@
 #include <type_traits>
 
 #include "../base/common.h"
-#include "stand_in.h"
 
 // The library checks itself in destructors. What it finds there is a value that was left half made when an allocation
 // failed; thrown from a destructor, this ends the program as any other failed allocation does.

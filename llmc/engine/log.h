@@ -1,12 +1,12 @@
-// log.h -- the log of a run: its lines on the console, main.log and log.jsonl, which begins with the flags and the
-// commit of the build.
+// engine/log.h -- the log of a run: its lines on the console, main.log, and log.jsonl, which begins with the flags and
+// the commit of the build.
 #pragma once
 
 #include <ctime>
 #include <set>
 
 #include "../base/device.h"
-#include "files/safetensors.h"
+#include "safetensors.h"
 #include "flags.h"
 #include "json.h"
 
@@ -214,7 +214,7 @@ struct Log {
     }
 
     // tokens: predicted tokens; without any there is no loss, which is null in log.jsonl. dead_heads: the share of the
-    // heads whose S never moves (lab/validate.h), NAN for encodings without such an S
+    // heads whose S never moves (lab/evaluate.h), NAN for encodings without such an S
     void val(int64_t step, double loss, double accuracy, uint64_t tokens, double dead_heads = NAN) {
         if (tokens > 0) { main_log.append(strprintf("s:%lld tel:%.4f", (long long)step, loss)); }
         Json j = {{"kind", "val"}, {"step", step}, {"loss", loss}, {"accuracy", accuracy}};

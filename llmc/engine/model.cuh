@@ -1,4 +1,5 @@
-// model.cuh -- what the trainers' models share beside parameters: the tokens of a batch, the activations of one shape.
+// engine/model.cuh -- what the trainers' models share beside parameters: the tokens of a batch, the activations of one
+// shape.
 #pragma once
 
 #include <functional>
@@ -6,8 +7,8 @@
 #include "../base/gpu.h"
 #include "../classifier.cuh"
 #include "../embedding.cuh"
-#include "ranks/gradients.cuh"
-#include "../position/layer.cuh"
+#include "parameters.cuh"
+#include "../position/table.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the tokens of a batch
@@ -90,7 +91,7 @@ private:
 // ----------------------------------------------------------------------------------------------------------
 // activations
 
-// Pieces: evaluates windows of T tokens in pieces of at most PIECE (lab/pieces.h)
+// Pieces: evaluates windows of T tokens in pieces of at most PIECE (lab/evaluate.h)
 enum class Purpose { Train, Evaluate, Pieces, Generate };
 constexpr int PIECE = 2048;
 // Elements of logits in memory at a time. A GPU needs long products.
@@ -135,7 +136,7 @@ template <class Pointers> struct ActivationsOf {
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
     const int* documents = nullptr;                         // (B,T): begin of each token's document
-    // Looks at each layer after its attention (lab/heads.h, lab/validate.h): the layer, its qkv, lse and B; and the
+    // Looks at each layer after its attention (lab/heads.h, lab/evaluate.h): the layer, its qkv, lse and B; and the
     // lengths of the B windows, on the host
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;

@@ -1,4 +1,4 @@
-// run.h -- a run, from its first check to its exit code: all of a trainer that does not depend on its model.
+// engine/run.h -- a run, from its first check to its exit code: all of a trainer that does not depend on its model.
 #pragma once
 
 #include <csignal>
@@ -7,13 +7,13 @@
 #include "../attention/choose.cuh"
 #include "../base/gpu.h"
 #include "../matmul.cuh"
-#include "files/checkpoint.h"
+#include "checkpoint.h"
 #include "log.h"
 #include "model.cuh"
-#include "ranks/gradients.cuh"
-#include "run/config.h"
+#include "parameters.cuh"
+#include "config.h"
 #include "schedule.h"
-#include "text/dataloader.h"
+#include "data.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // the state of a run: all that resuming needs except the weights and moments
@@ -55,14 +55,14 @@ struct Run {
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner (data_text)
     RunState state;
-    Json record = Json::object();                               // of its data (dataloader.h), if it saves
+    Json record = Json::object();                               // of its data (data.h), if it saves
     std::unique_ptr<Log> log;
     std::string diverged;                                       // what look() has caught before this update
     std::string not_saved;                                      // why its last checkpoint is missing; "" otherwise
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
 
-    // This rank's i-th sample in the next step (gradients.cuh)
+    // This rank's i-th sample in the next step (parameters.cuh)
     uint64_t sample(int i) const {
         return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
     }
@@ -142,7 +142,7 @@ inline bool plans_ahead(const Run& r) {
 }
 inline int planned_ranks(const Run& r) { return plans_ahead(r) ? r.o.ranks : comm().size; }
 
-// The leaves of the tree that sums a step's gradient (ranks/gradients.cuh): 8, or 4, 2 or 1 if 8 does not divide the
+// The leaves of the tree that sums a step's gradient (engine/parameters.cuh): 8, or 4, 2 or 1 if 8 does not divide the
 // micro-batches. So the bits do not depend on the number of ranks, if each can have 2^k leaves; otherwise it has one. A
 // resumed run keeps its leaves.
 inline void plan_leaves(Run& r) {

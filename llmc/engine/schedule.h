@@ -1,8 +1,8 @@
-// schedule.h -- how far each step goes: its learning rate, and the guard that skips an update if it is not finite, or,
-// with --skip_loss_z or --skip_norm_z, a spike.
+// engine/schedule.h -- how far each step goes: its learning rate, the guard that skips an update if it is not finite
+// or, with --skip_loss_z or --skip_norm_z, a spike.
 #pragma once
 
-#include "../base/portable.h"
+#include "../base/math.h"
 #include "json.h"
 
 // ----------------------------------------------------------------------------------------------------------

@@ -1,4 +1,138 @@
-// lab/evaluate.h -- perplexity at any length, and the loss by position.
+// lab/evaluate.h -- how good a model is: perplexity at any length, the loss by position, tasks, HellaSwag.
+#pragma once
+
+#include "../attention/choose.cuh"
+#include "../engine/config.h"
+#include "../engine/data.h"
+#include "../engine/json.h"
+#include "../engine/model.cuh"
+#include "../engine/parameters.cuh"
+#include "../engine/run.h"
+#include "../engine/safetensors.h"
+#include "heads.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// the losses of a window of any length, in memory that hardly grows with it
+//
+// A causal forward may take a window in pieces. Each continues from the keys and values of those before it, with the
+// same bits as one forward. If the biases of all layers zero distant keys (attention/choose.cuh), keys that no
+// query will visit are forgotten. Which ones a later query visits is not known in advance: KEPT_REACHES times the
+// longest way back to a visited key so far are kept. If a query visits the very first of those, it may need an earlier
+// one; then the window is computed once more, and more keys are kept.
+
+constexpr int KEPT_REACHES = 2, LEAST_KEPT = 8192;
+constexpr int KEPT_UNIT = 256;              // keys; whole chunks of cable's sums and whole tiles
+
+// Whether windows of T tokens go through a model in pieces. On a GPU only whole ones take the tensor-core kernels.
+template <class Model> bool in_pieces(const Model& model, int T) {
+    return model.config.causal && !ON_GPU && T > PIECE;
+}
+// Whether every layer's attention skips tiles, so that keys can be forgotten
+template <class Model, class Acts> bool forgets(const Model& model, const Acts& acts) {
+    for (int l = 0; l < model.config.L; l++) {
+        const PositionView v = layer_position(model, acts, l, acts.T).bias();
+        if (!skips_tiles(acts.T, v)) { return false; }
+    }
+    return true;
+}
+
+// The longest way back from a query t0 .. t0 + n - 1 to the first key that its tile visits; INT_MAX if that may be lost
+template <class Model, class Acts> int longest_reach(const Model& model, const Acts& acts, int t0, int n) {
+    const int NH = model.config.NH, tiles = ceil_div(acts.T, ATTENTION_TILE);
+    const int from = t0 / ATTENTION_TILE, to = ceil_div(t0 + n, ATTENTION_TILE);
+    std::vector<int> first((size_t)(to - from));                // attention/choose.cuh leaves it in attscratch
+    int reach = 0;
+    for (int row = 0; row < model.config.L * NH; row++) {
+        const int* found = (const int*)acts.a.attscratch(row / NH) + (size_t)(row % NH) * tiles + from;
+        copy_to_host(first.data(), found, sizeof(int) * first.size(), model.stream);
+        for (int m = from; m < to; m++) {
+            const int key = first[(size_t)(m - from)];
+            if (acts.forgotten > 0 && key <= acts.forgotten) { return INT_MAX; }
+            reach = imax(reach, (m + 1) * ATTENTION_TILE - key);
+        }
+    }
+    return reach;
+}
+
+// Calls f(table, data, i) for the tensors with a row or a column for each key: qkv, lse, and the encoding's over time
+template <class Acts, class F> void each_over_keys(Acts& acts, F f) {
+    for (const char* name : {"qkv", "lse"}) { f(acts.table, acts.data, (size_t)acts.table.find(name)); }
+    for (size_t i = 0; i < acts.position_table.specs.size(); i++) {
+        const TensorSpec& s = acts.position_table.specs[i];
+        if (s.keep == Keep::Cached && s.cols == (size_t)acts.T) { f(acts.position_table, acts.position_data, i); }
+    }
+}
+// The bytes of one key in all of them
+template <class Acts> size_t key_bytes(Acts& acts) {
+    size_t bytes = 0;
+    each_over_keys(acts, [&](const TensorTable& table, float*, size_t i) {
+        bytes += table.specs[i].size() * table.specs[i].element;
+    });
+    return bytes / (size_t)acts.T;
+}
+// Gives back the memory of the keys before `end`.
+template <class Acts> void forget(Acts& acts, int end) {
+    each_over_keys(acts, [&](const TensorTable& table, float* data, size_t i) {
+        const TensorSpec& s = table.specs[i];
+        const size_t rows = s.rows == (size_t)acts.T ? 1 : s.rows;      // each has all keys
+        const size_t key = s.layer_size() / rows / (size_t)acts.T * s.element;
+        for (size_t r = 0; r < rows * (size_t)imax(s.layers, 1); r++) {
+            char* layer = (char*)(data + table.offsets[i]) + r / rows * table.strides[i] * s.element;
+            device_forget(layer + r % rows * key * (size_t)acts.T, (size_t)acts.forgotten * key, (size_t)end * key);
+        }
+    });
+    acts.forgotten = end;
+}
+
+// Called before acts is allocated: what it will not need at the same time
+template <class Model, class Acts> void plan_pieces(const Model& model, Acts& acts) {
+    if (!acts.reserved() || !forgets(model, acts)) { return; }
+    acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - acts.piece);
+}
+// Dies if `keep` keys of a window do not fit into memory.
+template <class Acts> void check_kept(Acts& acts, int keep) {
+    const size_t wanted = key_bytes(acts) * (size_t)imin(keep, acts.T), left = device_memory_available();
+    if (wanted <= left) { return; }
+    die(EXIT_OUT_OF_MEMORY, "%d tokens: their queries look back so far that %d keys must be kept, which "
+        "need %s, but %s are available", acts.T, keep, format_bytes((double)wanted).c_str(),
+        format_bytes((double)left).c_str());
+}
+
+// As forward_losses() for one window of T tokens, in pieces if acts is of pieces. said(t, reach) is called when t
+// tokens are done; reach: how many tokens their queries have looked back at most, 0 if no tile is skipped.
+template <class Model, class Acts, class Said>
+void window_losses(Model& model, Acts& acts, const int* tokens, const int* targets, const int* lengths, int B, int T,
+                   float* losses, float* hits, Said said) {
+    if (acts.purpose != Purpose::Pieces) {
+        return forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits);
+    }
+    const bool loses = forgets(model, acts);
+    int keep = LEAST_KEPT, t0 = 0;
+    int farthest = 0;
+    while (t0 < T) {
+        const int left = T - t0, n = imin(left, acts.piece) - (left == acts.piece + 1 ? KEPT_UNIT : 0);
+        forward_losses(model, acts, tokens + t0, targets + t0, nullptr, 1, n, losses + t0, hits + t0, t0);
+        t0 += n;
+        const int reach = loses ? longest_reach(model, acts, t0 - n, n) : 0;
+        farthest = reach == INT_MAX ? farthest : imax(farthest, reach);
+        said(t0, farthest);
+        if (!loses) { continue; }
+        if (reach == INT_MAX) {                                 // once more, from the beginning
+            keep *= 2;
+            check_kept(acts, keep);
+            acts.forgotten = t0 = 0;
+            continue;
+        }
+        if (KEPT_REACHES * reach > keep) { check_kept(acts, keep = KEPT_REACHES * reach); }
+        const int end = (t0 - keep) / KEPT_UNIT * KEPT_UNIT;
+        if (end > acts.forgotten) { forget(acts, end); }
+    }
+    forget(acts, T);
+    acts.forgotten = 0;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// perplexity at any length, and the loss by position.
 //
 // The stream of tokens is cut into windows of T, `stride` apart. With stride T they do not overlap, and each token sees
 // the tokens before it in its window. With a smaller stride each window scores only tokens that no earlier window has
@@ -12,17 +146,6 @@
 //   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
 //     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
 //     be null
-#pragma once
-
-#include "../engine/json.h"
-#include "../engine/files/safetensors.h"
-#include "../engine/model.cuh"
-#include "../engine/ranks/exchange.cuh"
-#include "../engine/run/config.h"
-#include "../engine/run/config_json.h"
-#include "../engine/text/dataloader.h"
-#include "heads.h"
-#include "pieces.h"
 
 constexpr int EVALUATION_TOKENS = ON_GPU ? 32768 : 2048;        // in a batch
 
@@ -291,4 +414,350 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
             printf("%17s positions %d-%d: loss %.4f\n", "", from, to - 1, n > 0 ? mean / n : NAN);
         }
     }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the token files of a run, and the validation between two updates of a training.
+
+// The token files that the flags name, opened and checked before any work; null where none is read
+struct TokenData {
+    std::unique_ptr<TokenFiles> train, val;
+
+    // trains: on --train_files; evaluates: a use of the model reads --val_files
+    TokenData(const Run& run, bool trains, bool evaluates) {
+        const Options& o = run.o;
+        if (trains) { train = open_tokens(o, "--train_files"); }
+        if (!evaluates && (!trains || o.val_every == 0)) { return; }
+        try {
+            val = open_tokens(o, "--val_files", train ? train->vocab : 0);
+        } catch (const Error& e) {              // an error of the default file says nothing to a user who has others
+            const bool all_defaults = trains && !o.is_given("train_files");
+            check(o.is_given("val_files") || all_defaults, "no data to %s",
+                  evaluates ? "evaluate: give --val_files" : "validate on: give --val_files, or --val_every 0");
+            throw;
+        }
+    }
+    // Dies unless the files have a window of every length that will be taken from them.
+    void check_lengths(const Run& run) const {
+        const Options& o = run.o;
+        if (train) { train->windows(o.T); }
+        if (train && o.val_every > 0) { evaluated_targets(*val, o.T, 0); }
+        if (!evaluates_lengths(o)) { return; }
+        evaluated_targets(*val, *std::max_element(o.eval_lengths.begin(), o.eval_lengths.end()),
+                          (uint64_t)o.eval_tokens);
+    }
+    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
+    void record(Run& run) const {
+        record_data(run, train.get());
+        record_data(run, val.get());
+    }
+    // The files whose header names the model's vocabulary
+    const TokenFiles* any() const { return train ? train.get() : val.get(); }
+};
+
+// Watches the evaluations with some activations for dead heads.
+template <class Acts> struct DeadHeads {
+    Acts& acts;
+    Stream stream;
+    size_t count;                                           // layers times heads
+    int* states;                                            // (L,NH), on the device
+
+    template <class Model>
+    DeadHeads(Model& model, Acts& acts)
+        : acts(acts), stream(model.stream), count((size_t)model.config.L * model.config.NH),
+          states((int*)device_malloc(sizeof(int) * count)) {
+        device_zero(states, sizeof(int) * count, stream);
+        acts.watch = [this](int l, const PositionView& layer, const floatX*, const float*, int B) {
+            if (!encoding_traits(*layer.config).has_relu) { return; }
+            find_moved(states + (size_t)l * layer.NH, layer, B, this->acts.watched_lengths[B - 1], stream);
+        };
+    }
+    DeadHeads(const DeadHeads&) = delete;
+    ~DeadHeads() {
+        acts.watch = nullptr;
+        device_free(states);
+    }
+    // A collective: which share of the heads with a ReLU is dead; NAN if there are none
+    double share() const {
+        std::vector<int> mine(count), all(count * (size_t)comm().size);
+        copy_to_host(mine.data(), states, sizeof(int) * count, stream);
+        comm_all_gather(all.data(), mine.data(), count, "dead heads");
+        int heads = 0, dead = 0;
+        for (size_t i = 0; i < count; i++) {
+            for (size_t of_rank = i; of_rank < all.size(); of_rank += count) { mine[i] = imax(mine[i], all[of_rank]); }
+            heads += mine[i] != HAS_NO_RELU;
+            dead += mine[i] == IS_DEAD;
+        }
+        return heads > 0 ? (double)dead / heads : NAN;
+    }
+};
+
+// Validates if that is due, with the activations of the training; prints and logs the loss. val: may be null
+template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& run, const TokenFiles* val) {
+    const Options& o = run.o;
+    if (val == nullptr || !run.due(o.val_every)) { return; }
+    const uint64_t limit = o.val_batches < 0 ? 0 : (uint64_t)o.val_batches * acts.B * acts.T;
+    const DeadHeads<Acts> dead(model, acts);
+    const Evaluation e = evaluate(model, acts, *val, acts.T, 0, limit);
+    if (e.stopped) { return; }
+    const double dead_heads = dead.share();
+    const bool shows_hits = !model.config.causal && e.tokens > 0;
+    const std::string right = shows_hits ? strprintf(" | %.2f%% right", 100 * e.accuracy) : "";
+    const std::string idle = dead_heads > 0 ? strprintf(" | %.1f%% of heads dead", 100 * dead_heads) : "";
+    printf("%s%s%s\n", val_line(run.state.step, o.steps, e.loss, e.tokens).c_str(), right.c_str(), idle.c_str());
+    run.log->val(run.state.step, e.loss, e.accuracy, e.tokens, dead_heads);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// texts with a right answer: tasks whose whole answer counts (--tasks), and multiple choice by
+// likelihood (--hellaswag). One forward pass over a text scores each token of its answer given the right ones before.
+
+// Of one row: sums over the tokens of its answer
+struct AnswerScore {
+    double loss;                                // in nats
+    float tokens, hits;                         // hits: tokens that have the greatest logit, without a tie
+};
+
+// Scores the rows of all batches. read(row, T, tokens, targets) fills a row (T): the tokens, and the targets that are
+// its answer; take(row, score) is called in the order of the rows. Returns false if a signal has stopped it.
+template <class Model, class Acts, class Read, class Take>
+bool score_answers(Model& model, Acts& acts, const std::vector<RowBatch>& batches, const char* label, Read read,
+                   Take take) {
+    const auto work = [&](const RowBatch& b, AnswerScore* scores) {
+        const size_t T = b.T;
+        std::vector<int> tokens(b.n * T, 0), targets(b.n * T, IGNORE_INDEX);
+        std::vector<float> losses(b.n * T), hits(b.n * T);
+        for (size_t r = 0; r < b.n; r++) { read(b.first + r, T, &tokens[r * T], &targets[r * T]); }
+        forward_losses(model, acts, tokens.data(), targets.data(), nullptr, (int)b.n, (int)T, losses.data(),
+                       hits.data());
+        for (size_t r = 0; r < b.n; r++) {
+            AnswerScore& score = scores[r] = {0.0, 0.0f, 0.0f};
+            for (size_t at = r * T; at < (r + 1) * T; at++) {
+                if (targets[at] == IGNORE_INDEX) { continue; }
+                score.loss += losses[at];
+                score.tokens++;
+                score.hits += hits[at];
+            }
+        }
+    };
+    Progress progress(label);
+    return share_batches<AnswerScore>(batches, 1, progress, work, take);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --tasks: the share of a file's examples whose whole answer is right (copy, sort, addition, ...)
+//
+// data/tasks.py writes the files: examples in rows, with the tokens of the answer marked (engine/data.h). An
+// answer is right if each of its tokens is a hit. This is so exactly if greedy decoding writes this answer, because the
+// two agree up to the first wrong token.
+
+struct TaskScore {
+    uint64_t examples = 0, exact = 0;
+    uint64_t tokens = 0, hits = 0;              // of the answers, and the right ones among them
+    double loss = 0;                            // mean over the tokens of the answers, in nats
+    bool stopped = false;                       // by a signal
+    double exact_share() const { return (double)exact / (double)examples; }
+};
+
+// The files of a pattern, one TokenFiles each, because each has its own length
+inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
+    const Phase opening("opening the tasks");
+    std::vector<TokenFiles> tasks;
+    for (const std::string& path : expand_pattern(pattern)) {
+        tasks.emplace_back(path, "--tasks", V, true);
+        check(tasks.back().row > 0, "--tasks %s: expected examples in rows, as data/tasks.py writes them, got a stream "
+              "of tokens", path.c_str());
+    }
+    return tasks;
+}
+
+// "copy_20.bin"
+inline std::string task_name(const TokenFiles& files) { return files.pattern.substr(files.pattern.rfind('/') + 1); }
+
+template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& acts, const TokenFiles& files) {
+    TaskScore score;
+    score.examples = files.windows(files.row - 1);
+    const auto batches = row_batches(score.examples, acts, [&](size_t) { return acts.T; });
+    const auto read = [&](size_t i, size_t T, int* tokens, int* targets) { files.window(i, (int)T, tokens, targets); };
+    score.stopped = !score_answers(model, acts, batches, "tasks", read, [&](size_t i, const AnswerScore* s) {
+        check(s->tokens > 0, "--tasks %s: example %zu has no answer", files.pattern.c_str(), i);
+        score.exact += s->hits == s->tokens;
+        score.tokens += (uint64_t)s->tokens;
+        score.hits += (uint64_t)s->hits;
+        score.loss += s->loss;
+    });
+    score.loss /= (double)score.tokens;
+    check_finite("--tasks " + files.pattern, &score.loss, !score.stopped);
+    return score;
+}
+
+inline Json task_json(const TaskScore& s, const TokenFiles& files, const PositionConfig& position, int64_t step) {
+    const Json j = {{"kind", "task"}, {"step", step}, {"file", task_name(files)}, {"length", files.shards[0].length},
+                    {"pos", position.name}, {"T", files.row - 1}, {"T_train", position.T_train},
+                    {"examples", s.examples}, {"exact", s.exact}, {"exact_share", s.exact_share()},
+                    {"tokens", s.tokens}, {"accuracy", (double)s.hits / (double)s.tokens}, {"loss", s.loss}};
+    return with_stretch(j, position, files.row - 1);
+}
+
+// Prints a table of the files' scores, and logs it. A file beyond the encoding's reach prints "-" and why.
+template <class Model, class Log>
+void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t step, Log& log) {
+    const PositionConfig& position = model.config.position;
+    printf("%s, trained at %d\n%-24s %7s %7s %8s %8s %8s %8s\n", position_text(position).c_str(), position.T_train,
+           "task", "length", "T", "examples", "exact", "tokens", "loss");
+    for (const TokenFiles& files : tasks) {
+        const int T = files.row - 1, length = files.shards[0].length;
+        const std::string name = task_name(files);
+        if (!reaches(position, T, strprintf("%-24s %7d %7d   ", name.c_str(), length, T))) { continue; }
+        auto acts = activations_describe(model, std::max(1, EVALUATION_TOKENS / T), T, Purpose::Evaluate, 0);
+        activations_allocate(acts);
+        const TaskScore s = evaluate_task(model, acts, files);
+        acts.release();
+        if (s.stopped) { return; }
+        printf("%-24s %7d %7d %8llu %7.2f%% %7.2f%% %8.4f\n", name.c_str(), length, T, (unsigned long long)s.examples,
+               100 * s.exact_share(), 100.0 * (double)s.hits / (double)s.tokens, s.loss);
+        fflush(stdout);
+        log.record(task_json(s, files, position, step));
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// --hellaswag (Zellers et al. 2019): which of four endings does the model expect?
+//
+//   score of an ending = mean over its tokens of -log p(token | context, ending before it); the lowest wins: "acc_norm"
+// The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
+//   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
+
+constexpr int HELLASWAG_MAGIC = 20240522, HELLASWAG_ENDINGS = 4;
+
+struct HellaSwag {
+    struct Example {
+        int label = 0;
+        std::vector<int> context, ending[HELLASWAG_ENDINGS];
+    };
+    std::string path;
+    std::vector<Example> examples;
+};
+
+// Every field is checked; a damaged file is an Error that names the example.
+inline HellaSwag load_hellaswag(const std::string& path, int V) {
+    const Phase reading("reading HellaSwag");
+    HellaSwag set;
+    set.path = path;
+    refuse_stand_in(path);
+    const std::string bytes = read_file(path, 1u << 30);
+    const char* name = path.c_str();
+    int32_t header[4];
+    check(bytes.size() >= 1024, "--hellaswag %s: expected a header of 1024 bytes, got a file of %zu", name,
+          bytes.size());
+    memcpy(header, bytes.data(), sizeof(header));
+    check(header[0] == HELLASWAG_MAGIC && header[1] == 1,
+          "--hellaswag %s: expected magic and version %d, 1 (llm.c's multiple-choice file, as data/hellaswag.py "
+          "writes it), got %d, %d", name, HELLASWAG_MAGIC, header[0], header[1]);
+    check(header[2] >= 1 && bytes.size() > 1024 && bytes.size() % 2 == 0, "--hellaswag %s: %d examples in %zu bytes",
+          name, header[2], bytes.size());
+    std::vector<uint16_t> data((bytes.size() - 1024) / 2);
+    memcpy(data.data(), bytes.data() + 1024, 2 * data.size());
+    size_t at = 0;
+    for (int e = 0; e < header[2]; e++) {
+        check(data.size() - at >= 6, "--hellaswag %s: the file ends inside example %d of %d (is it truncated?)", name,
+              e, header[2]);
+        const size_t words = data[at + 1] / 2, end = at + words;
+        const bool good = data[at] == 65535 && data[at + 1] % 2 == 0 && words >= 6 && end <= data.size() &&
+                          data[at + 2] == (e & 0xffff) && data[at + 3] < HELLASWAG_ENDINGS &&
+                          data[at + 4] == HELLASWAG_ENDINGS;
+        check(good, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
+        HellaSwag::Example x;
+        x.label = data[at + 3];
+        at += 5;
+        for (int k = -1; k < HELLASWAG_ENDINGS; k++) {
+            check(at < end && data[at] >= 1 && at + data[at] < end,
+                  "--hellaswag %s: example %d of %d: a text without tokens, or beyond its end", name, e, header[2]);
+            std::vector<int>& text = k < 0 ? x.context : x.ending[k];
+            text.assign(data.begin() + (long)at + 1, data.begin() + (long)(at + 1 + data[at]));
+            for (int id : text) {
+                check(id < V, "--hellaswag %s: example %d: expected ids below %d, the model's vocabulary, got %d", name,
+                      e, V, id);
+            }
+            at += 1 + text.size();
+        }
+        check(at == end, "--hellaswag %s: example %d of %d is damaged", name, e, header[2]);
+        set.examples.push_back(x);
+    }
+    check(at == data.size(), "--hellaswag %s: %zu bytes after the last example", name, 2 * (data.size() - at));
+    return set;
+}
+
+struct HellaSwagScore {
+    int correct = 0, examples = 0;
+    int cut = 0;                                // examples whose context was cut at its beginning, to fit into T
+    std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
+    bool stopped = false;                       // by a signal, before the end
+    double accuracy() const { return (double)correct / examples; }
+};
+
+// One ending after its context, which is cut to leave room for it: tokens[context ..] are the targets.
+struct HellaSwagRow {
+    std::vector<int> tokens;
+    int context;
+};
+
+// Four rows an example, of at most T + 1 tokens each: the last one is only a target. Counts the contexts that are cut.
+inline std::vector<HellaSwagRow> hellaswag_rows(const HellaSwag& set, int T, int& cut) {
+    std::vector<HellaSwagRow> rows;
+    cut = 0;
+    for (const auto& x : set.examples) {
+        bool shortened = false;
+        for (const std::vector<int>& ending : x.ending) {
+            const int room = T + 1 - (int)ending.size();
+            check(room >= 1, "--hellaswag %s: an ending of %zu tokens does not fit into --T %d", set.path.c_str(),
+                  ending.size(), T);
+            const int context = std::min(room, (int)x.context.size());
+            shortened = shortened || context < (int)x.context.size();
+            HellaSwagRow row{{x.context.end() - context, x.context.end()}, context};
+            row.tokens.insert(row.tokens.end(), ending.begin(), ending.end());
+            rows.push_back(row);
+        }
+        cut += shortened;
+    }
+    return rows;
+}
+
+template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& model, Acts& acts, const HellaSwag& set) {
+    HellaSwagScore score;
+    score.examples = (int)set.examples.size();
+    const std::vector<HellaSwagRow> rows = hellaswag_rows(set, acts.T, score.cut);
+    const auto batches = row_batches(rows.size(), acts, [&](size_t i) { return rows[i].tokens.size() - 1; });
+    const auto read = [&](size_t i, size_t, int* tokens, int* targets) {
+        const HellaSwagRow& row = rows[i];
+        std::copy(row.tokens.begin(), row.tokens.end() - 1, tokens);
+        std::copy(row.tokens.begin() + row.context, row.tokens.end(), targets + row.context - 1);
+    };
+    score.stopped = !score_answers(model, acts, batches, "HellaSwag", read, [&](size_t, const AnswerScore* s) {
+        score.nll.push_back((float)(s->loss / (double)s->tokens));
+    });
+    check_finite("HellaSwag", score.nll.data(), score.nll.size());
+    for (int e = 0; e < score.examples && !score.stopped; e++) {
+        const float* nll = score.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
+        const float right = nll[set.examples[(size_t)e].label];             // a tie is not an answer
+        score.correct += std::count_if(nll, nll + HELLASWAG_ENDINGS, [&](float x) { return !(x > right); }) == 1;
+    }
+    return score;
+}
+
+// each_example: log.jsonl also gets the score of every ending
+template <class Model, class Acts, class Log>
+void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, bool each_example, Log& log) {
+    const HellaSwagScore s = evaluate_hellaswag(model, acts, set);
+    if (s.stopped) { return; }
+    for (int e = 0; e < s.examples && each_example; e++) {
+        const float* nll = s.nll.data() + (size_t)HELLASWAG_ENDINGS * e;
+        log.record({{"kind", "hellaswag_example"}, {"step", step}, {"example", e},
+                    {"label", set.examples[(size_t)e].label},
+                    {"nll", std::vector<float>(nll, nll + HELLASWAG_ENDINGS)}});
+    }
+    printf("HellaSwag: %d/%d = %f%s\n", s.correct, s.examples, s.accuracy(),
+           s.cut > 0 ? strprintf("   (%d contexts cut to %d tokens)", s.cut, acts.T).c_str() : "");
+    fflush(stdout);
+    log.hellaswag(step, s.accuracy());
 }

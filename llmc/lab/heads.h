@@ -18,7 +18,7 @@
 #include <map>
 
 #include "../attention/any_bias.cuh"
-#include "../engine/files/safetensors.h"
+#include "../engine/safetensors.h"
 #include "../engine/model.cuh"
 
 // count elements of an array on the device

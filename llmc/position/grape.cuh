@@ -14,7 +14,7 @@
 #pragma once
 
 #include "../cable.cuh"
-#include "alibi.cuh"
+#include "toeplitz.cuh"
 
 // One block per (batch, head): gate_t = m_h softplus(u_t) of the tokens t0 .. t0+T-1. u: the column of head 0 in the
 // first row of qkv. S_offset, S_origin: S_t = t, where they are not null

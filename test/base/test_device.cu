@@ -5,9 +5,8 @@
 #include <map>
 #include <thread>
 
-#include "llmc/base/fastmath.h"
-#include "llmc/base/parse.h"
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
+#include "llmc/base/common.h"
 
 namespace {
 

@@ -3,7 +3,7 @@
 
 #include "test/oracle.h"
 
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
 #include "llmc/base/tensor.h"
 
 TEST_CASE("mix64 is SplitMix64's", "[rand][asan]") {

@@ -1,4 +1,4 @@
-// checkpoint.h, outdir.h, weights.h, import.h: a checkpoint is restored bit for bit, no damage goes unnoticed, no kill
+// checkpoint.h, safetensors.h, import.h: a checkpoint is restored bit for bit, no damage goes unnoticed, no kill
 // and no failed write costs the checkpoint before, and foreign weights land where they belong.
 #include <csignal>
 
@@ -8,7 +8,7 @@
 #include "test/checkpoint.h"
 #include "test/faults.h"
 #include "test/files.h"
-#include "llmc/engine/files/import.h"
+#include "llmc/engine/import.h"
 
 namespace {
 

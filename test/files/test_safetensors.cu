@@ -4,7 +4,7 @@
 #include <sys/resource.h>
 #include <sys/wait.h>
 
-#include "llmc/engine/files/safetensors.h"
+#include "llmc/engine/safetensors.h"
 #include "test/catch.h"
 #include "test/files.h"
 

@@ -12,8 +12,8 @@
 #include <map>
 #include <sstream>
 
-#include "llmc/engine/text/documents.h"
-#include "llmc/lab/use_gpt2.h"
+#include "llmc/engine/data.h"
+#include "llmc/lab/generate.h"
 #include "llmc/engine/run.h"
 
 namespace {

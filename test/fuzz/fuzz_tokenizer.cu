@@ -1,6 +1,6 @@
 // What must hold for any bytes, as a stream of tokens or as the files of a tokenizer. The tests feed it seeded inputs;
 // libFuzzer (make fuzz) searches for more through fuzz_files.cu, which has the other parsers.
-#include "llmc/engine/text/tokenizer.h"
+#include "llmc/engine/vocabulary.h"
 
 namespace {
 

@@ -2,7 +2,7 @@
 #include "test/layers/adamw_oracle.h"
 #include "test/oracle.h"
 
-#include "llmc/engine/ranks/exchange.cuh"
+#include "llmc/engine/parameters.cuh"
 
 TEST_CASE("adamw, ten steps", "[adamw][asan]") {
     Random random;

@@ -8,7 +8,7 @@
 #include "test/layer.h"
 #include "test/oracle.h"
 
-#include "llmc/engine/run/config_json.h"
+#include "llmc/engine/config.h"
 
 namespace tests {        // so that the header of an encoding may use the same names
 

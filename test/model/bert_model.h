@@ -10,7 +10,7 @@
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/engine/run.h"
-#include "llmc/lab/use_bert.h"
+#include "llmc/lab/embed.h"
 
 namespace {
 

@@ -14,7 +14,7 @@
 #include "llmc/gelu.cuh"
 #include "llmc/layernorm.cuh"
 #include "llmc/engine/run.h"
-#include "llmc/lab/use_gpt2.h"
+#include "llmc/lab/generate.h"
 
 namespace {
 

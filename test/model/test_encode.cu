@@ -1,5 +1,5 @@
 // --encode: files of embeddings, and encoding that forgets no document.
-#include "llmc/lab/use_bert.h"
+#include "llmc/lab/embed.h"
 #include "test/catch.h"
 #include "test/files.h"
 

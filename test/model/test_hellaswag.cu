@@ -1,7 +1,7 @@
 // test_hellaswag.cu -- the multiple-choice file, and the losses by which an answer is chosen.
 #include "test/files.h"
 
-#include "llmc/lab/tasks.h"
+#include "llmc/lab/evaluate.h"
 
 namespace {
 

@@ -11,8 +11,8 @@
 #include "test/files.h"
 #include "llmc/engine/log.h"
 #include "llmc/engine/json.h"
-#include "llmc/base/portable.h"
-#include "llmc/engine/files/safetensors.h"
+#include "llmc/base/math.h"
+#include "llmc/engine/safetensors.h"
 
 // Flags and values; set() replaces, because a flag given twice is an error. A switch has the value "".
 struct Flags {

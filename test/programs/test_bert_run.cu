@@ -8,7 +8,7 @@
 
 #include "test/programs/program.h"
 
-#include "llmc/engine/text/documents.h"
+#include "llmc/engine/data.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // test_data_record.cu -- the checksum of a file's blocks, and how many files a checkpoint can list.
-#include "llmc/engine/text/dataloader.h"
+#include "llmc/engine/data.h"
 #include "test/catch.h"
 #include "test/files.h"
 

@@ -1,7 +1,7 @@
 // test_guard.cu -- updates that must not be applied: non-finite values, spikes, and what must not be taken for one.
 #include "test/catch.h"
 #include "llmc/engine/schedule.h"
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
 
 namespace {
 const double NOT_A_NUMBER = std::numeric_limits<double>::quiet_NaN();

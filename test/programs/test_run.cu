@@ -4,8 +4,8 @@
 
 #include "test/programs/program.h"
 #include "llmc/engine/schedule.h"
-#include "llmc/engine/files/outdir.h"
-#include "llmc/engine/text/tokenizer.h"
+#include "llmc/engine/checkpoint.h"
+#include "llmc/engine/vocabulary.h"
 
 namespace {
 

@@ -9,9 +9,8 @@
 //   comm_program exit RANK CODE   one rank ends with CODE, the rest with 0
 //   comm_program MODE... --ranks N    multiplies itself, as a trainer does
 #include "llmc/base/gpu.h"
-#include "llmc/engine/ranks/exchange.cuh"
-#include "llmc/engine/ranks/launch.h"
-#include "llmc/engine/ranks/gradients.cuh"
+#include "llmc/engine/parameters.cuh"
+#include "llmc/engine/launch.h"
 
 // Leaf i of element j: exponents spread over 2^-12 .. 2^12, so that every order of additions rounds differently
 float leaf(uint64_t seed, size_t i, size_t j) {

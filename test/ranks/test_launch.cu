@@ -2,8 +2,8 @@
 #include <map>
 
 #include "test/catch.h"
-#include "llmc/engine/ranks/comm.h"
-#include "llmc/engine/ranks/launch.h"
+#include "llmc/engine/comm.h"
+#include "llmc/engine/launch.h"
 
 namespace {
 using Environment = std::map<std::string, std::string>;

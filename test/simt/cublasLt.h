@@ -1,4 +1,4 @@
-// cublasLt.h -- a double of cuBLASLt for the emulator: the calls that llmc/base/cublaslt.cuh makes, with their meaning,
+// cublasLt.h -- a double of cuBLASLt for the emulator: the calls that llmc/cublaslt.cuh makes, with their meaning,
 // on the host.
 //
 // It computes what the library's reference documents: column-major D = op(A) op(B) + beta C (+ bias over the rows of

@@ -1,4 +1,4 @@
-// nccl.h -- stands in for NCCL on the emulated GPU: what ranks/nccl.h uses of it, over files. The unique id is the
+// comm.h -- stands in for NCCL on the emulated GPU: what engine/comm.h uses of it, over files. The unique id is the
 // name of their directory.
 //
 // It is as strict and as slow as the real one may be. A communicator that does not block needs some time, drawn at
@@ -16,7 +16,7 @@
 #include <poll.h>
 #include <sched.h>
 
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
 
 enum ncclResult_t {
     ncclSuccess = 0,

@@ -1,6 +1,6 @@
-// test_fastmath.cu -- the errors of fastmath.h on a GPU, over every 4093rd float32, on hardware over every 127th.
+// test_fastmath.cu -- the errors of math.h on a GPU, over every 4093rd float32, on hardware over every 127th.
 // FLOATS=all: over each, which the oracle takes ten minutes for on a core, and the emulator half an hour.
-#include "llmc/base/fastmath.h"
+#include "llmc/base/math.h"
 #include "test/simt/kernel_test.h"
 
 static const Stream stream = nullptr;

@@ -3,7 +3,7 @@
 
 #include <glob.h>
 
-#include "llmc/engine/text/dataloader.h"
+#include "llmc/engine/data.h"
 #include "test/catch.h"
 #include "test/files.h"
 

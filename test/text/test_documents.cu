@@ -1,7 +1,7 @@
 // Whole documents: every one is found by its number and cut where it must be; batches of groups; bad files are refused.
 #include <set>
 
-#include "llmc/engine/text/documents.h"
+#include "llmc/engine/data.h"
 #include "test/catch.h"
 #include "test/files.h"
 

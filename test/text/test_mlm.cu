@@ -1,7 +1,7 @@
 // Masking: which tokens are chosen, how often, and what they become; the result does not depend on how a sample is cut.
 #include <map>
 
-#include "llmc/engine/text/documents.h"
+#include "llmc/engine/data.h"
 #include "test/catch.h"
 #include "test/files.h"
 

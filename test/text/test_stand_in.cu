@@ -1,8 +1,8 @@
 // test_stand_in.cu -- what users have in place of a file, given to every reader of a format.
 #include "test/files.h"
-#include "llmc/engine/files/import.h"
-#include "llmc/engine/text/dataloader.h"
-#include "llmc/engine/text/tokenizer.h"
+#include "llmc/engine/import.h"
+#include "llmc/engine/data.h"
+#include "llmc/engine/vocabulary.h"
 
 namespace {
 

@@ -1,5 +1,5 @@
 // Ids become text: UTF-8 from pieces, every kind of vocabulary and its files in a checkpoint; bad files are refused.
-#include "llmc/base/portable.h"
+#include "llmc/base/math.h"
 #include "test/fuzz/fuzz_tokenizer.cu"
 #include "test/catch.h"
 #include "test/files.h"

@@ -1,5 +1,4 @@
-// attention/flash/backward.cuh -- backward of attention/flash/forward.cuh on the tensor cores: bf16 in and out, float32
-// sums.
+// attention/flash/backward.cuh -- backward of attention/flash/forward.cuh on the tensor cores: bf16, float32 sums.
 //
 //   P_ij = e^(logit_ij - lse_i)     row_dot_i = dout_i.out_i     dlogit_ij = P_ij (dout_i.v_j - row_dot_i)
 //   dv_j = sum_i P_ij dout_i        dk_j = scale sum_i dlogit_ij q_i        dq_i = scale sum_j dlogit_ij k_j

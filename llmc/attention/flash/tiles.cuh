@@ -1,4 +1,4 @@
-// attention/flash/tiles.cuh -- tiles of 64 rows: operands of the tensor cores in shared memory, and which of them meet.
+// attention/flash/tiles.cuh -- tiles of 64 rows, as operands of the tensor cores in shared memory.
 //
 // In all of flash/, lane = threadIdx.x % 32, group = lane / 4 and pair = lane % 4 (base/ptx.cuh). A warp has 16 of its
 // block's 64 rows. Of these a lane has group + 8 own, own = 0 or 1, and of every 8 columns the two 2 pair + e, e = 0 or

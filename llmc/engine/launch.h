@@ -1,4 +1,4 @@
-// ranks/launch.h -- who starts the ranks: a launcher, which sets environment variables, or --ranks N, with which the
+// engine/launch.h -- who starts the ranks: a launcher, which sets environment variables, or --ranks N, with which the
 // program forks the ranks on this machine and the parent process watches them.
 //
 // A launcher that is recognized but cannot work is refused, with the line to type. Otherwise each of its processes
@@ -13,8 +13,8 @@
 #include <sys/socket.h>
 #include <sys/wait.h>
 
-#include "../../base/device.h"
-#include "../../base/parse.h"
+#include "../base/device.h"
+#include "../base/common.h"
 
 // by: "mpirun" also stands for srun with PMI; empty if there is no launcher
 struct Launch {

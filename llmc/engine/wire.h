@@ -1,4 +1,4 @@
-// ranks/wire.h -- how the hosts of a run's ranks reach each other: by MPI (wire_mpi.h) or, with --ranks N, by sockets.
+// engine/wire.h -- how the hosts of a run's ranks reach each other: by MPI (comm.h) or, with --ranks N, by sockets.
 //
 // A rank that waits for another gives up after comm().timeout seconds, with an Error that names both and what they did.
 #pragma once
@@ -9,7 +9,7 @@
 #include <sched.h>
 #include <sys/socket.h>
 
-#include "../../base/common.h"
+#include "../base/common.h"
 
 // A part of a buffer that goes to, or comes from, another rank
 struct Message {

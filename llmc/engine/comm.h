@@ -1,9 +1,9 @@
-// ranks/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI, sockets (wire.h) or NCCL.
+// engine/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI, sockets (wire.h) or NCCL.
 //
 // A run is one rank unless a launcher or the program itself has started several (launch.h). Every function here except
 // comm_report and say_once is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the
-// number of ranks does not change a bit (exchange.cuh). An Error on one rank ends all of them (comm_report). If a rank
-// dies, the launcher ends the remaining ranks, or they notice it themselves.
+// number of ranks does not change a bit (parameters.cuh). An Error on one rank ends all of them (comm_report). If a
+// rank dies, the launcher ends the remaining ranks, or they notice it themselves.
 #pragma once
 
 #include <csignal>
@@ -11,14 +11,116 @@
 #include <future>
 #include <thread>
 
-#include "../../base/device.h"
-#include "../files/safetensors.h"
-#include "../flags.h"
+#include "../base/device.h"
+#include "safetensors.h"
+#include "flags.h"
 #include "launch.h"
 
 constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
 #if defined(USE_NCCL)
-#include "nccl.h"
+// ----------------------------------------------------------------------------------------------------------
+// device buffers from GPU to GPU
+//
+// The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at
+// once, and what they started is polled together with NCCL's own errors.
+
+#include <nccl.h>               // first: while wire.h naps, the emulator's streams continue
+
+constexpr bool HAS_NCCL = true;
+
+// such as 2.28.9
+inline std::string nccl_version() {
+    int v = 0;
+    ncclGetVersion(&v);
+    return strprintf("%d.%d.%d", v / 10000, v / 100 % 100, v % 100);
+}
+// the communicator of all ranks; null before nccl_start() and after nccl_stop()
+inline ncclComm_t& nccl_comm() { static ncclComm_t c = nullptr; return c; }
+
+// ncclInProgress is not an error: the communicator does not block.
+inline void nccl_check(ncclResult_t result, const char* what) {
+    if (result == ncclSuccess || result == ncclInProgress) { return; }
+    die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
+        ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
+}
+// Waits until NCCL has accepted the last call, before which no other is allowed: microseconds, less than a nap.
+inline void nccl_settle(const char* what) {
+    Deadline deadline(what);
+    const double start = wall_seconds();
+    for (;;) {
+        ncclResult_t state;
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &state), what);      // whether the query worked
+        nccl_check(state, what);                                            // and the communicator's own state
+        if (state == ncclSuccess) { return; }
+        if (wall_seconds() - start > 50e-6) { deadline.nap(); }
+    }
+}
+// The host waits until the device has reached a point. others: it waits for other ranks, so there is a deadline.
+inline void nccl_wait(const Event& point, bool others, const char* what) {
+    Deadline deadline(what);
+    for (;;) {
+        const cudaError_t state = cudaEventQuery(point.event);
+        if (state == cudaSuccess) { return; }
+        if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
+        cudaGetLastError();                     // cudaErrorNotReady is not an error: clear it
+        ncclResult_t error;                     // perhaps another rank's: then the device would never arrive
+        nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
+        nccl_check(error, what);
+        if (others) { deadline.nap(); continue; }
+        comm().wire->watch(what);
+        usleep(50);
+    }
+}
+
+// The machine and the GPU of this rank, which is the current device
+inline uint64_t nccl_place(uint64_t machine) {
+    char id[64] = "";
+    CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, current_device()));
+    return checksum(id, strlen(id), machine);
+}
+// What rank 0 makes and all ranks must know
+inline std::string nccl_id() {
+    ncclUniqueId id = {};
+    nccl_check(ncclGetUniqueId(&id), "NCCL's start");
+    return std::string((const char*)&id, sizeof(id));
+}
+inline void nccl_start(const std::string& text) {
+    ncclUniqueId id;
+    memcpy(&id, text.data(), sizeof(id));
+    comm().nccl = true;
+    comm().chunk = 32 << 20;                // GPUs' links need larger messages
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    config.blocking = 0;
+    config.maxCTAs = NCCL_BLOCKS;
+    nccl_check(ncclCommInitRankConfig(&nccl_comm(), comm().size, id, comm().rank, &config), "NCCL's start");
+    nccl_settle("NCCL's start");
+}
+// after an error: does not wait for the other ranks
+inline void nccl_abort() {
+    if (nccl_comm() != nullptr) { ncclCommAbort(nccl_comm()); }
+    nccl_comm() = nullptr;
+}
+// at the end of a run, on all ranks
+inline void nccl_stop() {
+    if (nccl_comm() == nullptr) { return; }
+    nccl_check(ncclCommFinalize(nccl_comm()), "NCCL's end");
+    nccl_settle("NCCL's end");
+    nccl_check(ncclCommDestroy(nccl_comm()), "NCCL's end");
+    nccl_comm() = nullptr;
+}
+
+// comm_exchange() from GPU to GPU. Returns once NCCL has accepted the calls; the stream keeps the order.
+inline void nccl_exchange(const Messages& sends, const Messages& receives, const char* what, Stream stream) {
+    nccl_check(ncclGroupStart(), what);
+    for (const Message& m : receives) {
+        if (m.bytes > 0) { nccl_check(ncclRecv(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
+    }
+    for (const Message& m : sends) {
+        if (m.bytes > 0) { nccl_check(ncclSend(m.data, m.bytes, ncclChar, m.peer, nccl_comm(), stream), what); }
+    }
+    nccl_check(ncclGroupEnd(), what);
+    nccl_settle(what);
+}
 #else
 #include "wire.h"
 constexpr bool HAS_NCCL = false;
@@ -32,7 +134,120 @@ inline void nccl_wait(const Event&, bool, const char*) {}
 inline void nccl_exchange(const Messages&, const Messages&, const char*, Stream) {}
 #endif
 #if defined(USE_MPI)
-#include "wire_mpi.h"
+// ----------------------------------------------------------------------------------------------------------
+// the wire between ranks that mpirun or srun has prepared for MPI
+
+#include <climits>
+#include <csignal>
+
+#define OMPI_SKIP_MPICXX 1      // only the C interface
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+
+// MPI returns errors instead of ending the process (MPI_ERRORS_RETURN), so that they become an Error.
+inline void mpi_check(int result, const char* what) {
+    if (result == MPI_SUCCESS) { return; }
+    char text[MPI_MAX_ERROR_STRING] = "";
+    int length = 0;
+    MPI_Error_string(result, text, &length);
+    die(EXIT_DEVICE, "%s: rank %d: MPI: %s", what, comm().rank, text);
+}
+
+// MPI_Init and MPI_Finalize cannot be polled: SIGALRM ends the process if the other ranks never come.
+inline void mpi_too_late(int) {             // in a signal handler: no printf
+    const char text[] = "error: MPI_Init or MPI_Finalize: the other ranks did not appear in time\n";
+    if (write(2, text, sizeof(text) - 1) < 0) { _exit(EXIT_DEVICE); }
+    _exit(EXIT_DEVICE);
+}
+
+struct MpiWire : Wire {
+    static constexpr int DATA_TAG = 0, ROLL_CALL_TAG = 1;
+
+    MpiWire() : Wire("MPI") {}
+
+    // Polls, because MPI_Wait has no deadline and keeps the core busy.
+    void exchange(const Messages& sends, const Messages& receives, const char* what) override {
+        std::vector<MPI_Request> started;
+        const auto start = [&](auto mpi_call, const Messages& messages) {
+            for (const Message& m : messages) {
+                if (m.bytes == 0) { continue; }
+                check(m.bytes <= INT_MAX, "%s: %zu bytes are too many for a message", what, m.bytes);
+                started.emplace_back();
+                mpi_check(mpi_call(m.data, (int)m.bytes, MPI_BYTE, m.peer, DATA_TAG, MPI_COMM_WORLD, &started.back()),
+                          what);
+            }
+        };
+        start(MPI_Irecv, receives);
+        start(MPI_Isend, sends);
+        for (MPI_Request& request : started) {
+            const auto done = [&] {
+                int is = 0;
+                mpi_check(MPI_Test(&request, &is, MPI_STATUS_IGNORE), what);
+                return is != 0;
+            };
+            wire_wait(*this, done, what);
+        }
+    }
+    void leave() override {
+        signal(SIGALRM, mpi_too_late);
+        alarm((unsigned)comm().timeout);
+        MPI_Finalize();
+        alarm(0);
+    }
+    void end_all(int code) override {
+        usleep(200000);                     // MPICH's mpiexec drops a message that it has not yet passed on
+        MPI_Abort(MPI_COMM_WORLD, code);
+    }
+
+    void say_waiting(int rank) override {
+        MPI_Request said;
+        MPI_Isend(nullptr, 0, MPI_BYTE, rank, ROLL_CALL_TAG, MPI_COMM_WORLD, &said);
+        MPI_Request_free(&said);            // it has no data, and may arrive at any time
+    }
+    void hear_waiting(std::vector<char>& heard) override {
+        for (int there = 1; there;) {
+            MPI_Status status;
+            MPI_Iprobe(MPI_ANY_SOURCE, ROLL_CALL_TAG, MPI_COMM_WORLD, &there, &status);
+            if (!there) { return; }
+            MPI_Recv(nullptr, 0, MPI_BYTE, status.MPI_SOURCE, ROLL_CALL_TAG, MPI_COMM_WORLD, &status);
+            heard[(size_t)status.MPI_SOURCE] = 1;
+        }
+    }
+};
+
+// If a signal ends a rank while it registers with mpirun, mpirun may wait forever (PMIx 4.2): signals wait until then.
+struct SignalsWait {
+    sigset_t before;
+    SignalsWait() {
+        sigset_t held;
+        sigemptyset(&held);
+        for (int number : STOP_SIGNALS) { sigaddset(&held, number); }
+        pthread_sigmask(SIG_BLOCK, &held, &before);
+    }
+    ~SignalsWait() { pthread_sigmask(SIG_SETMASK, &before, nullptr); }
+};
+
+// Sets this rank and the number of ranks.
+inline Wire* start_mpi() {
+    Comm& c = comm();
+    const SignalsWait during_start;
+    const auto before = signal(SIGALRM, mpi_too_late);
+    alarm((unsigned)c.timeout);
+    int provided;
+    const int result = MPI_Init_thread(nullptr, nullptr, MPI_THREAD_FUNNELED, &provided);
+    if (result != MPI_SUCCESS) { die(EXIT_DEVICE, "MPI_Init failed"); }
+    MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
+    MPI_Comm_rank(MPI_COMM_WORLD, &c.rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &c.size);
+    MPI_Comm here;                          // the ranks of this machine
+    mpi_check(MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, c.rank, MPI_INFO_NULL, &here), "start");
+    MPI_Comm_rank(here, &c.local_rank);
+    MPI_Comm_size(here, &c.local_size);
+    MPI_Comm_free(&here);
+    alarm(0);
+    signal(SIGALRM, before);
+    return new MpiWire();
+}
 #else
 inline Wire* start_mpi() { return nullptr; }
 #endif
@@ -196,7 +411,7 @@ inline uint64_t this_machine() {
     return checksum(name + (" " + boot));
 }
 // Called after the device is chosen. Gradients go from GPU to GPU by NCCL, without which several ranks are refused.
-// Sets comm().node, too: exchange.cuh then sums on each machine first.
+// Sets comm().node, too: parameters.cuh then sums on each machine first.
 inline void comm_connect_devices() {
     Comm& c = comm();
     const OnMachine here = {c.local_size, c.local_rank};

@@ -1,6 +1,5 @@
-// lab/use_bert.h -- embeddings of texts by a BERT: the gradient of their contrastive loss (--pairs), and a collection's
-// embeddings, for scripts/retrieve.py and other searches (--encode); the flags of train_bert that choose its data or
-// use a trained model, what they exclude and which files they name; and the work.
+// lab/embed.h -- the uses of a BERT: the contrastive training of its embeddings (--pairs), a collection's embeddings
+// for scripts/retrieve.py and other searches (--encode), predictions for [MASK] (--predict); which flags request them.
 //
 // Templates over the trainer's model, as in evaluate.h: they also call bert_forward and bert_backward.
 #pragma once
@@ -8,10 +7,9 @@
 #include <numeric>
 
 #include "../contrastive.cuh"
-#include "../engine/files/outdir.h"
-#include "../engine/text/documents.h"
+#include "../engine/checkpoint.h"
+#include "../engine/data.h"
 #include "evaluate.h"
-#include "validate.h"
 
 // ids (rows,T) with lengths (rows) -> out (rows,C) float32, on the device: their embeddings
 template <class Model, class Acts>

@@ -1,4 +1,4 @@
-// base/cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, in the CUDA build.
+// cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, in the CUDA build.
 //
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
 // NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
@@ -14,7 +14,7 @@
 
 #include <cublasLt.h>
 
-#include "matrix.cuh"
+#include "base/matrix.cuh"
 
 // out (M,N) = A (M,K) B (K,N) + bias (N) + added (M,N); bias and added may be null, added may be out
 struct LtProduct {

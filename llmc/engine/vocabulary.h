@@ -1,4 +1,4 @@
-// text/tokenizer.h -- token ids as text.
+// engine/vocabulary.h -- token ids as text.
 //
 // A Tokenizer is the table of a vocabulary's tokens, by which ids are printed, and the files that a checkpoint keeps of
 // it. Text becomes ids in Python (scripts/text.py, data/text.py), but for a model of bytes, which reads text by itself.
@@ -7,7 +7,7 @@
 
 #include <unordered_map>
 
-#include "../json.h"
+#include "json.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // UTF-8

@@ -1,5 +1,5 @@
-// files/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory, .safetensors, or several
-// with their index), llm.c's model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
+// engine/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory, .safetensors, or
+// several with their index), llm.c's model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
 //
 // A source becomes a list of named tensors, each with a reader. Names are compared without the prefixes "transformer."
 // and "bert.". Everything is validated before the first parameter changes.
@@ -9,9 +9,9 @@
 #include <memory>
 #include <set>
 
-#include "../../base/parse.h"
-#include "outdir.h"
-#include "weights.h"
+#include "../base/common.h"
+#include "checkpoint.h"
+#include "safetensors.h"
 
 struct SourceTensor {
     std::string name;           // as strip_prefix() has it: "h.0.attn.c_attn.weight"

@@ -1,5 +1,5 @@
-// lab/use_gpt2.h -- the uses of a trained GPT-2: it generates text, one token at a time, with a cache of the earlier
-// tokens; the flags that request a use, what they exclude and which files they name; and the work.
+// lab/generate.h -- the uses of a trained GPT-2: text, one token at a time, with a cache of the earlier tokens; which
+// flags request a use, what they exclude, which files they name.
 //
 // The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
 // S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
@@ -9,11 +9,9 @@
 #include <numeric>
 
 #include "../engine/run.h"
-#include "../engine/text/tokenizer.h"
+#include "../engine/vocabulary.h"
 #include "../matmul.cuh"
 #include "evaluate.h"
-#include "tasks.h"
-#include "validate.h"
 
 constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
 constexpr uint64_t MAX_PROMPT = 16u << 20;      // bytes of a file
