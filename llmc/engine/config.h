@@ -589,8 +589,8 @@ inline void check_vocabulary(const ModelConfig& c, const Options& o, const std::
           "--train_files, --val_files: the data has a vocabulary of %d, the model in %s one of %d", data_vocab,
           path.c_str(), c.V);
     if (data_vocab > 0 && data_vocab < c.V) {
-        say_once("%s: the model has %d rows for the %d tokens of the data; its softmax is over all of them", path.c_str(),
-            c.V, data_vocab);
+        say_once("%s: the model has %d rows for the %d tokens of the data; its softmax is over all of them",
+                 path.c_str(), c.V, data_vocab);
     }
 }
 
