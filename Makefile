@@ -61,7 +61,7 @@ ONE_ARCH = $(or $(ARCH),$(GPU_ARCH))
 GENCODE = $(if $(ONE_ARCH),-gencode arch=$(ONE_ARCH:sm_%=compute_%)$(COMMA)code=$(ONE_ARCH),\
     -gencode arch=compute_80$(COMMA)code=[sm_80$(COMMA)compute_80] -gencode arch=compute_90a$(COMMA)code=sm_90a)
 # How all CUDA code is compiled; dev/gpu_check.py and dev/ptxas_budget.py read it here. -O1 is the host's; kernels are
-# always optimized. -ftz: llmc/base/host.h
+# always optimized. -ftz: llmc/base/floats.h
 NVCC_CODE := -std=c++17 -ftz=true -O1 -Xcompiler -Wall,-Wextra
 NVCC_BASE = $(call exported,NVCCFLAGS)$(NVCC_CODE) $(filter -DFEW%,$(CXX_BASE)) $(MPI_CFLAGS) $(NCCL_CFLAGS)
 NVCC_FLAGS = $(NVCC_BASE) --threads 2 $(GENCODE) $(if $(filter FP32,$(PRECISION)),-DPRECISION_FP32) \

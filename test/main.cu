@@ -1,6 +1,6 @@
 // The main of the tests: with version 2 of Catch2 it is in the header, version 3 links its own. A static variable does
 // what a trainer's main begins with.
-#include "llmc/base/host.h"
+#include "llmc/base/floats.h"
 #if !__has_include(<catch2/catch_all.hpp>)
 #define CATCH_CONFIG_MAIN
 #include <catch2/catch.hpp>

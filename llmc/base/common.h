@@ -1,6 +1,4 @@
-// base/common.h -- errors with an exit code, values as text, files, checksums; nothing about tensors or devices.
-//
-// Everything that changes the disk goes through the io_* functions below, so that a test has one place to make it fail.
+// base/common.h -- what every file here needs: errors with an exit code, files, values as text.
 #pragma once
 
 #include <algorithm>
@@ -32,14 +30,14 @@
 // The exit codes of every program in this repository. 0 is success.
 enum ExitCode { EXIT_BAD_INPUT = 2, EXIT_DIVERGED = 3, EXIT_OUT_OF_MEMORY = 4, EXIT_DEVICE = 5, EXIT_INTERRUPTED = 75 };
 
-// The signal after which a training run must save and end, 0 = none (run.h sets it). Long loops look at it
-// between two batches; the resumed run does what they leave undone.
+// The signal that told a training run to save and end, 0: none yet (run.h sets it). Long loops look at it between two
+// batches; the resumed run finishes them.
 inline volatile sig_atomic_t stop_signal = 0;
-// The signals with which batch systems and terminals end a run
+// How batch systems and terminals end a run
 inline const int STOP_SIGNALS[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGXCPU};
 
-// An error for main(), which prints the message and exits with the code. It is thrown, so that files are closed and
-// locks released, and so that a test can compare the message.
+// main() prints the message and exits with the code. Thrown, so that files are closed and locks released, and so that a
+// test can compare the message.
 struct Error : std::runtime_error {
     int code;
     Error(int code, const std::string& message) : std::runtime_error(message), code(code) {}
@@ -47,7 +45,7 @@ struct Error : std::runtime_error {
 
 // What the main thread is doing ("training"), for the message of an allocation that fails
 inline const char* phase = "starting";
-// Sets it until the end of a block; after an exception it stays.
+// Sets `phase` until the end of a block; an exception leaves it set, for the message.
 struct Phase {
     const char* before = phase;
     explicit Phase(const char* what) { phase = what; }
@@ -64,7 +62,7 @@ inline bool ends_with(const std::string& s, const char* end) {
 
 // vsnprintf twice: once to learn the length, once to write
 inline std::string vstrprintf(const char* fmt, va_list ap) {
-    va_list again;                      // a va_list can be walked only once
+    va_list again;                      // each vsnprintf uses one up
     va_copy(again, ap);
     const int n = vsnprintf(nullptr, 0, fmt, ap);
     if (n < 0 && errno == ENOMEM) { throw std::bad_alloc(); }
@@ -83,11 +81,11 @@ PRINTF_LIKE(1, 2) inline std::string strprintf(const char* fmt, ...) {
     return s;
 }
 
-// Text from any source, made safe to print: control characters are escaped (also U+0080 to U+009F, in UTF-8 or as
-// single bytes, which some terminals obey) unless `kept` has them; the middle of more than `most` bytes is left out.
+// Text from any source, made safe to print. Control characters are escaped unless `kept` has them, also U+0080 to
+// U+009F, in UTF-8 or as single bytes, because some terminals obey them. Beyond `most` bytes the middle is left out.
 inline std::string printable(const std::string& s, size_t most = 60, const char* kept = "") {
     std::string p;
-    const size_t last = most / 4;               // bytes of the end that are shown
+    const size_t last = most / 4;               // how many bytes are shown after the gap
     bool cut = s.size() > most;
     for (size_t i = 0; i < s.size(); i++) {
         if (cut && i >= most - last) {
@@ -98,7 +96,7 @@ inline std::string printable(const std::string& s, size_t most = 60, const char*
             if (i == s.size()) { break; }
         }
         const unsigned char c = (unsigned char)s[i];
-        size_t n = 0;                           // bytes that continue this character; UTF-8 has at most 3 of them
+        size_t n = 0;                           // UTF-8: how many bytes follow the character's first
         if (c >= 0xC2 && c < 0xF5) { n = 1 + (c >= 0xE0) + (c >= 0xF0); }
         bool whole = (c < 0x80 || n > 0) && i + n < s.size();
         for (size_t k = 1; whole && k <= n; k++) { whole = ((unsigned char)s[i + k] & 0xC0) == 0x80; }
@@ -111,7 +109,7 @@ inline std::string printable(const std::string& s, size_t most = 60, const char*
 }
 constexpr size_t LONGEST_MESSAGE = 1500;        // bytes
 
-// One line on stderr, for the user: printf, safe to print
+// printf to the user: one line on stderr, safe to print
 PRINTF_LIKE(1, 2) inline void say(const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -120,7 +118,7 @@ PRINTF_LIKE(1, 2) inline void say(const char* fmt, ...) {
     fprintf(stderr, "%s\n", printable(s, LONGEST_MESSAGE).c_str());
 }
 
-// Throws an Error with the message, safe to print, and for failures of the device the place in the source.
+// Throws an Error. A failure of the device has the place in the source in its message.
 [[noreturn]] PRINTF_LIKE(4, 5) inline void die_at(const char* file, int line, int code, const char* fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
@@ -129,18 +127,26 @@ PRINTF_LIKE(1, 2) inline void say(const char* fmt, ...) {
     throw Error(code, printable(s, LONGEST_MESSAGE) + (code == EXIT_DEVICE ? strprintf("  [%s:%d]", file, line) : ""));
 }
 
-// die(code, "where: what is wrong: expected X, got Y (hint)", ...), and its common form for bad input
+// die(code, "where: what is wrong: expected X, got Y (hint)", ...); check(condition, ...) does it for bad input
 #define die(code, ...) die_at(__FILE__, __LINE__, code, __VA_ARGS__)
 #define check(cond, ...) ((cond) ? (void)0 : die_at(__FILE__, __LINE__, EXIT_BAD_INPUT, __VA_ARGS__))
 
 // ----------------------------------------------------------------------------------------------------------
-// small helpers
+// time, sizes and checksums
 
-constexpr int IGNORE_INDEX = -1;    // a target without loss and gradient
+constexpr int IGNORE_INDEX = -1;    // a target that has neither loss nor gradient
 
-// seconds since an arbitrary moment; never goes back, so differences are durations
+// seconds since an arbitrary moment; never set back, so a difference is a duration
 inline double wall_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+}
+
+// "2h03m", "4m12s", "9s", for progress lines
+inline std::string format_duration(double seconds) {
+    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
+    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
+    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
+    return strprintf("%lds", s);
 }
 
 // "1.2 GB", for messages about memory and disk
@@ -158,7 +164,7 @@ inline size_t checked_mul(size_t a, size_t b, const char* what) {
     return r;
 }
 
-// XXH3, 64 bits: of checkpoints and shards, against damage and not against an adversary
+// XXH3, 64 bits: finds damage in checkpoints and shards; an adversary could forge it
 inline uint64_t checksum(const void* data, size_t bytes, uint64_t seed = 0) {
     return XXH3_64bits_withSeed(data, bytes, seed);
 }
@@ -179,7 +185,7 @@ inline bool is_directory(const std::string& path) {
     return stat(path.c_str(), &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-// A regular file opened for reading, and its size. All reads give their offset (pread), so threads may share one File.
+// A regular file, open for reading. Each read gives its offset (pread), so threads may share a File.
 struct File {
     std::string path;                   // for messages
     int fd = -1;
@@ -199,13 +205,13 @@ struct File {
     File(File&& f) noexcept : path(std::move(f.path)), fd(f.fd), size(f.size) { f.fd = -1; }
     ~File() { if (fd >= 0) { ::close(fd); } }
 
-    // All of `bytes` from `offset`, or an Error that says at which byte the file ended.
+    // Reads all of `bytes` from `offset`, or dies with the byte at which the file ended.
     void read(void* data, uint64_t bytes, uint64_t offset) const {
         char* out = (char*)data;
         while (bytes > 0) {
             // Linux reads at most 2 GB in one call
             const ssize_t n = pread(fd, out, std::min(bytes, (uint64_t)1 << 30), (off_t)offset);
-            if (n < 0 && errno == EINTR) { continue; }                  // a signal came first: ask again
+            if (n < 0 && errno == EINTR) { continue; }                  // a signal came first
             check(n >= 0, "%s: cannot read %zu bytes at offset %zu: %s", path.c_str(), (size_t)bytes, (size_t)offset,
                   strerror(errno));
             check(n > 0, "%s: the file ends at byte %zu, expected %zu more (is it truncated?)",
@@ -229,7 +235,7 @@ inline std::vector<std::string> list_directory(const std::string& path) {
     return names;
 }
 
-// The whole of a file that is known to be small (JSON, vocabularies); `limit` bounds the allocation.
+// All of a small file (JSON, vocabularies); `limit` bounds the allocation.
 inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20) {
     File f(path);
     check(f.size <= limit, "%s: expected a file of at most %s, got %s", path.c_str(),
@@ -239,10 +245,31 @@ inline std::string read_file(const std::string& path, uint64_t limit = 64u << 20
     return s;
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// writing files
+constexpr size_t LONGEST_LINE = 64000000;   // bytes of a line of a log; --curve at a million tokens writes 20 MB
 
-// Makes a system call, and repeats it if a signal interrupted it; negative, and errno, if it failed
+// Calls f for each whole line of a file. An error names the line.
+template <class F> void each_line(const File& file, F f) {
+    std::string block;                      // the file from `begin` on
+    size_t number = 1;
+    for (uint64_t begin = 0, at = 1; at > 0; begin += at) {
+        block.resize((size_t)std::min<uint64_t>(LONGEST_LINE, file.size - begin));
+        file.read(&block[0], block.size(), begin);
+        at = 0;
+        try {
+            for (size_t end; (end = block.find('\n', at)) != std::string::npos; at = end + 1, number++) {
+                f(block.substr(at, end - at));
+            }
+            check(at > 0 || block.size() < LONGEST_LINE, "longer than %zu bytes, as no line of a log is", LONGEST_LINE);
+        } catch (const Error& e) {
+            die(e.code, "%s: line %zu: %s; remove the line or move the file away", file.path.c_str(), number, e.what());
+        }
+    }
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// writing files: everything that changes the disk goes through these functions, so that a test can make them fail
+
+// The result of a system call, repeated while signals interrupt it; negative, with errno, if it failed
 template <class Call> auto io_call(Call call) {
     auto result = call();
     while (result < 0 && errno == EINTR) { result = call(); }
@@ -253,8 +280,8 @@ inline int io_open(const std::string& path, int flags) {
 }
 inline bool io_truncate(int fd, size_t bytes) { return io_call([&] { return ::ftruncate(fd, (off_t)bytes); }) == 0; }
 
-// Whether `error` says that the file system of `path` lacks a service, as Lustre, CIFS and FUSE may: then the work
-// continues after one warning for each `loss`, which says what no longer holds.
+// Whether `error` says that the file system of `path` lacks a service, as Lustre, CIFS and FUSE may. Then the work
+// continues, after one warning per `loss`, the guarantee that no longer holds.
 inline bool lacks_service(int error, const std::string& path, const char* loss) {
     static std::string warned;
     const bool lacks = error == ENOSYS || error == ENOTSUP || error == ENOLCK || error == EINVAL || error == EBADF;
@@ -273,19 +300,19 @@ inline void io_rmdir(const std::string& path) {
     const bool done = io_call([&] { return ::rmdir(path.c_str()); }) == 0;
     check(done, "%s: cannot remove the directory: %s", path.c_str(), strerror(errno));
 }
-// After this the file's contents survive a power failure; its name needs io_fsync_directory.
+// From now on the file's contents survive a power failure; its name needs io_fsync_directory.
 inline void io_fsync(int fd, const std::string& path) {
     const bool synced = io_call([&] { return ::fsync(fd); }) == 0;
     check(synced || lacks_service(errno, path, "a power failure may lose what was saved last"), "%s: cannot fsync: %s",
           path.c_str(), strerror(errno));
 }
-// Opens a new, empty file; an old one of that name is emptied.
+// Opens a file that is empty, new or not.
 inline int io_create(const std::string& path) {
     const int fd = io_open(path, O_WRONLY | O_CREAT | O_TRUNC);
     check(fd >= 0, "%s: cannot create: %s", path.c_str(), strerror(errno));
     return fd;
 }
-// All of `bytes`, in as many calls as it takes.
+// Writes all of `bytes`, in as many calls as it takes.
 inline void io_write(int fd, const void* data, size_t bytes, const std::string& path) {
     const char* p = (const char*)data;
     while (bytes > 0) {
@@ -294,16 +321,16 @@ inline void io_write(int fd, const void* data, size_t bytes, const std::string& 
         p += n; bytes -= (size_t)n;
     }
 }
-// Linux has closed the file even if close() fails, so do not close it again after EINTR.
+// Linux has closed the file even if close() fails, so it is not repeated after EINTR.
 inline void io_close(int fd, const std::string& path) {
     check(::close(fd) == 0 || errno == EINTR, "%s: cannot close: %s", path.c_str(), strerror(errno));
 }
-// Replaces `to` in one step: readers see the old file or the new one, and never none.
+// Replaces `to` in one step: a reader always finds the old file or the new file.
 inline void io_rename(const std::string& from, const std::string& to) {
     const bool done = io_call([&] { return ::rename(from.c_str(), to.c_str()); }) == 0;
     check(done, "cannot rename %s to %s: %s", from.c_str(), to.c_str(), strerror(errno));
 }
-// After this a rename in the directory survives a power failure.
+// From now on a rename in the directory survives a power failure.
 inline void io_fsync_directory(const std::string& path) {
     const int fd = io_open(path, O_RDONLY | O_DIRECTORY);
     check(fd >= 0, "%s: cannot open directory: %s", path.c_str(), strerror(errno));
@@ -317,7 +344,7 @@ inline bool io_mkdir(const std::string& path) {
           strerror(errno));
     return made;
 }
-// mkdir -p. Levels may exist already; those that it makes are synced to the disk together with their parent.
+// mkdir -p. Each directory that it makes is synced to the disk, through its parent.
 inline void io_mkdirs(const std::string& path) {
     for (size_t i = 1; i <= path.size(); i++) {
         if ((i < path.size() && path[i] != '/') || path[i - 1] == '/') { continue; }
@@ -328,18 +355,18 @@ inline void io_mkdirs(const std::string& path) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// values as text and text as values, taken whole or not at all: of flags, hyperparameters, lists
+// what a flag or a hyperparameter may be
 
-// What a value may be: bounds of a number (or of each one in a list), or the choices of a text. A choice may end in
-// "[:s]", an optional factor: "pi[:s]" admits pi and pi:4; or in "[:FILE]", a path.
+// The bounds of a number or of each number in a list, or the choices of a text. A choice may end in an optional factor,
+// "pi[:s]" admits pi and pi:4, or in an optional path, "[:FILE]".
 struct Range {
     double lo = -INFINITY, hi = INFINITY;
-    bool or_minus_one = false;              // -1 stands for "work it out" or "all"
+    bool or_minus_one = false;              // -1 is allowed too: "work it out" or "all"
     bool takes_value = true;                // false: a switch
     const char* choices = nullptr;          // "a|b|c"
 };
 
-// Ranges as a row of the flag table writes them
+// How a row of the flag table writes a range
 inline Range any() { return {}; }
 inline Range between(double lo, double hi) { return {lo, hi}; }
 inline Range at_least(double lo) { return {lo}; }
@@ -387,63 +414,8 @@ template <class V> std::string option_wanted(const Range& r, const V& value) {
     return s + (r.or_minus_one ? " or -1" : "");
 }
 
-// "2h03m", "4m12s", "9s", for progress lines
-inline std::string format_duration(double seconds) {
-    const long s = seconds < 0 ? 0 : (long)(seconds + 0.5);
-    if (s >= 3600) { return strprintf("%ldh%02ldm", s / 3600, s / 60 % 60); }
-    if (s >= 60) { return strprintf("%ldm%02lds", s / 60, s % 60); }
-    return strprintf("%lds", s);
-}
-
 // ----------------------------------------------------------------------------------------------------------
-// text in lines
-
-constexpr size_t HELP_COLUMNS = 80, CONSOLE_COLUMNS = 100;
-
-inline Names words_of(const std::string& text) {
-    Names words;
-    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
-        words.push_back(text.substr(at, text.find(' ', at) - at));
-    }
-    return words;
-}
-
-constexpr size_t LONGEST_LINE = 64000000;   // bytes of a line of a log; --curve at a million tokens writes 20 MB
-
-// Calls f for each whole line of a file. An error names the line.
-template <class F> void each_line(const File& file, F f) {
-    std::string block;                      // the file from `begin` on
-    size_t number = 1;
-    for (uint64_t begin = 0, at = 1; at > 0; begin += at) {
-        block.resize((size_t)std::min<uint64_t>(LONGEST_LINE, file.size - begin));
-        file.read(&block[0], block.size(), begin);
-        at = 0;
-        try {
-            for (size_t end; (end = block.find('\n', at)) != std::string::npos; at = end + 1, number++) {
-                f(block.substr(at, end - at));
-            }
-            check(at > 0 || block.size() < LONGEST_LINE, "longer than %zu bytes, as no line of a log is", LONGEST_LINE);
-        } catch (const Error& e) {
-            die(e.code, "%s: line %zu: %s; remove the line or move the file away", file.path.c_str(), number, e.what());
-        }
-    }
-}
-
-// Joins pieces of text with spaces, from column `at` on. A piece beyond `columns` begins a new line at column `indent`.
-inline std::string wrapped(const Names& pieces, size_t at, size_t indent, size_t columns = HELP_COLUMNS) {
-    std::string s;
-    for (const std::string& piece : pieces) {
-        const bool first = s.empty(), fits = at + 1 + piece.size() <= columns;
-        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
-        if (!first) { at = fits ? at + 1 : indent; }
-        s += piece;
-        at += piece.size();
-    }
-    return s;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// text as a value: each function returns whether the whole of `text` is a value that the range admits
+// text as a value: each function returns whether `text`, all of it, is a value in the range
 
 inline bool in_range(double v, const Range& r) { return (v >= r.lo && v <= r.hi) || (r.or_minus_one && v == -1); }
 
@@ -456,7 +428,7 @@ inline bool parse_value(const std::string& text, const Range& r, double& value) 
 }
 
 inline bool parse_value(const std::string& text, const Range& r, int64_t& value) {
-    // strtoll itself would also take " 5" and "+5"; errno says that a number is too large for it
+    // strtoll itself would also take " 5" and "+5"; errno: the number does not fit in 64 bits
     if (text.empty() || text.find_first_not_of("0123456789-") != std::string::npos) { return false; }
     char* end = nullptr;
     errno = 0;
@@ -465,7 +437,7 @@ inline bool parse_value(const std::string& text, const Range& r, int64_t& value)
 }
 
 inline bool parse_value(const std::string& text, const Range& r, int& value) {
-    int64_t wide = 0;                                       // an int64_t that does not fit is an error, not cut off
+    int64_t wide = 0;                                       // a cast would cut off a number that is too large
     const bool good = parse_value(text, r, wide) && wide >= INT32_MIN && wide <= INT32_MAX;
     value = good ? (int)wide : 0;
     return good;
@@ -476,7 +448,7 @@ inline bool parse_value(const std::string& text, const Range&, bool& value) {
     return text == "0" || text == "1";
 }
 
-// one of the range's choices, or any text where it has none
+// one of the range's choices, or any text if it has none
 inline bool parse_value(const std::string& text, const Range& r, std::string& value) {
     value = text;
     for (const char* at = r.choices; at; at = strchr(at, '|'), at = at ? at + 1 : nullptr) {
@@ -492,7 +464,7 @@ inline bool parse_value(const std::string& text, const Range& r, std::string& va
     return r.choices == nullptr;
 }
 
-// a list: each item is in the range, and none is empty
+// a list: each item is in the range
 template <class E> bool parse_value(const std::string& text, const Range& r, std::vector<E>& value) {
     value.clear();
     for (size_t at = 0; at <= text.size();) {
@@ -502,13 +474,36 @@ template <class E> bool parse_value(const std::string& text, const Range& r, std
         value.push_back(item);
         at = end + 1;
     }
-    return true;            // an empty text, or a comma at the end, was rejected as an empty item
+    return true;            // an empty text and a comma at the end have failed as empty items
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// mistyped words
+// words: split, wrapped, and the nearest to a mistyped one
 
-// Levenshtein's distance, row by row
+constexpr size_t HELP_COLUMNS = 80, CONSOLE_COLUMNS = 100;
+
+inline Names words_of(const std::string& text) {
+    Names words;
+    for (size_t at = 0; at < text.size(); at = std::min(text.find(' ', at), text.size()) + 1) {
+        words.push_back(text.substr(at, text.find(' ', at) - at));
+    }
+    return words;
+}
+
+// Joins pieces of text with spaces, from column `at` on. A piece beyond `columns` begins a new line at column `indent`.
+inline std::string wrapped(const Names& pieces, size_t at, size_t indent, size_t columns = HELP_COLUMNS) {
+    std::string s;
+    for (const std::string& piece : pieces) {
+        const bool first = s.empty(), fits = at + 1 + piece.size() <= columns;
+        if (!first) { s += fits ? " " : "\n" + std::string(indent, ' '); }
+        if (!first) { at = fits ? at + 1 : indent; }
+        s += piece;
+        at += piece.size();
+    }
+    return s;
+}
+
+// Levenshtein's distance, by rows of its table
 inline size_t edit_distance(const std::string& a, const std::string& b) {
     std::vector<size_t> row(b.size() + 1);
     for (size_t j = 0; j <= b.size(); j++) { row[j] = j; }
@@ -536,11 +531,10 @@ inline std::string did_you_mean(const std::string& text, const Names& words) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// what users have in place of a file: a Git LFS pointer, a web page, weights as PyTorch saves them, an archive, a
-// model's name on the Hugging Face hub. Every reader asks here first, so that the error says what is there,
-// and what gets the file itself.
+// stand-ins: users give a Git LFS pointer, a web page, PyTorch's weights, an archive or a name on the Hugging Face hub.
+// Every reader asks here first, so that the error names what was given and says how to get the file itself.
 
-// Dies if the file begins like one of these. text: it may hold any text, so that only a pointer is wrong
+// Dies if the file begins like a stand-in. text: any text is right, so only a pointer is refused
 inline void refuse_stand_in(const std::string& path, bool text = false) {
     const File file(path);
     std::string head((size_t)std::min(file.size, (uint64_t)512), '\0');
@@ -564,14 +558,14 @@ inline void refuse_stand_in(const std::string& path, bool text = false) {
     const auto holds = [&](const char* name) { return head.find(name) != std::string::npos; };
     const bool zip = starts_with(head, "PK\x03\x04");           // the name of its first file follows
     if (zip && holds(".npy")) { found = "NumPy arrays (.npz)"; }
-    // before PyTorch 1.6 without a zip; a safetensors file, which begins with the length of its header, may look alike
+    // PyTorch before 1.6 wrote no zip; a safetensors file, which begins with its header's length, has zeros from byte 4
     const bool old = head.size() > 8 && head[0] == '\x80' && head[1] >= 2 && head[1] <= 5 &&
                      head.compare(4, 4, std::string(4, '\0')) != 0;
     if (old || (zip && (holds("data.pkl") || holds(".format_version")))) { found = pickle; }
     check(found == nullptr || (text && found != pointer), "%s: expected the file itself, got %s", path.c_str(), found);
 }
 
-// Dies if the path of a model or a tokenizer is a name on the hub, or the root of the hub's cache of a model.
+// Dies if the path of a model or a tokenizer is a name on the hub or the root of the hub's cache.
 inline void refuse_hub_name(const std::string& path) {
     const std::string inside = ends_with(path, "/snapshots") ? path : path + "/snapshots";
     const bool cache = !path.empty() && is_directory(inside) && !list_directory(inside).empty();

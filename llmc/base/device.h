@@ -5,7 +5,7 @@
 //   simt    g++                   its real threads, as fibers            SIMT, CUDA_BUILD (-include test/simt/simt.h)
 //   CPU     g++ or clang++        one thread; blocks spread over OpenMP  -
 //
-// Kernels are written once, in CUDA's words. A row kernel has one block per row and strides by threadIdx.x, blockDim.x;
+// Kernels are written once, in CUDA's words. A row kernel has one block per row, whose threads stride over the columns;
 // an elementwise kernel walks grid_span(N). The threads of a block cooperate only through block_sum, block_max,
 // block_scan, block_matmul (matrix.cuh) and __syncthreads. There are no float atomics: the same input gives the same
 // bits.
@@ -15,7 +15,8 @@
 #include <cstring>
 #include <type_traits>
 
-#include "host.h"
+#include "common.h"
+#include "floats.h"
 
 #if defined(__CUDACC__)
 #define CUDA_BUILD 1
@@ -26,7 +27,7 @@ using Stream = cudaStream_t;
 constexpr bool ON_GPU = true;
 extern __shared__ __align__(1024) float4 dynamic_shared_memory[];      // wgmma needs this alignment
 __device__ inline float* dynamic_shared() { return (float*)dynamic_shared_memory; }
-#elif defined(SIMT)                 // by test/simt/simt.h, which the compiler was given with -include
+#elif defined(SIMT)                 // by test/simt/simt.h, which defines bf16 too
 #define CUDA_BUILD 1
 using Stream = cudaStream_t;
 constexpr bool ON_GPU = true;
@@ -42,11 +43,11 @@ constexpr bool ON_GPU = false;
 #define __launch_bounds__(...)
 #endif
 
-// A layer's header begins with the declarations of its launchers; kernels and launchers follow. `make` compiles them
-// in llmc/compiled, whose files define KERNELS_HERE. Everything else is compiled with KERNELS_ELSEWHERE, sees only
-// declarations, and is linked with these objects, so that an edit of a kernel compiles one small object. In CUDA only
-// rows.cu and product.cu are objects: a trainer is compiled with LAYERS_ELSEWHERE, sees their launchers' declarations,
-// and has the other kernels itself. Without these macros, all is in one place.
+// A layer's header declares its launchers first; kernels and launchers follow. `make` compiles these in llmc/compiled,
+// whose files define KERNELS_HERE. All other files are compiled with KERNELS_ELSEWHERE: they see only the declarations
+// and are linked with those objects, so that an edit of a kernel compiles one small object. In CUDA only rows.cu and
+// product.cu are objects. There a trainer is compiled with LAYERS_ELSEWHERE, which hides the kernels of these two, and
+// contains the other kernels itself. Without a macro everything is compiled in one piece.
 #if defined(KERNELS_HERE)
 #define LAUNCHER inline __attribute__((used))           // in the object even if nothing there calls it
 #else
@@ -56,16 +57,16 @@ constexpr bool ON_GPU = false;
 #define LAYERS_ELSEWHERE
 #endif
 
-// What parameters and activations are stored as: make PRECISION=BF16 or FP32; without it bf16 on a GPU and float32 on a
-// CPU. Sums are float32 everywhere.
+// Parameters and activations are stored as floatX, sums are float32. make PRECISION=BF16 or FP32 chooses it; the
+// default is bf16 on a GPU and float32 on a CPU.
 #if defined(PRECISION_BF16) || (defined(CUDA_BUILD) && !defined(PRECISION_FP32))
 using floatX = bf16;
 #else
 using floatX = float;
 #endif
 
-// Written before a loop. UNROLL: of constant length, unroll all of it. ONE_BY_ONE: unroll nothing. SIMD: no iteration
-// reads what another one writes, so a CPU may run several at once (on a GPU they belong to different threads anyway).
+// Written before a loop. UNROLL: its length is constant; unroll it completely. ONE_BY_ONE: do not unroll it. SIMD: its
+// iterations are independent, so a CPU may run several at once; on a GPU they belong to different threads anyway.
 #if defined(CUDA_BUILD) && !defined(SIMT)
 #define UNROLL _Pragma("unroll")
 #define ONE_BY_ONE _Pragma("unroll 1")
@@ -80,7 +81,7 @@ using floatX = float;
 #define SIMD _Pragma("GCC ivdep") _Pragma("GCC unroll 1")      // unrolled loops are not vectorized
 #endif
 
-// OMP(parallel for): a directive of OpenMP, or nothing without it
+// OMP(parallel for): an OpenMP directive, nothing in a build without OpenMP
 #if defined(_OPENMP)
 #include <omp.h>
 #define OMP_PRAGMA(...) _Pragma(#__VA_ARGS__)
@@ -89,8 +90,8 @@ using floatX = float;
 #define OMP(...)
 #endif
 
-// a * b + c, rounded once. Where it matters, the source says so; the CPU's compiler may not fuse anything else
-// (-ffp-contract=off), nor reorder a sum.
+// a * b + c, rounded once. A CPU's compiler fuses nothing by itself (-ffp-contract=off) and reorders no sum: the source
+// decides the bits.
 __host__ __device__ inline float fused_madd(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
 
 // the same bits, read as another type
@@ -104,10 +105,10 @@ template <class To, class From> __host__ __device__ inline To bits_as(From x) {
 // ----------------------------------------------------------------------------------------------------------
 // whole numbers
 
-// ceil_div(n, size): how many tiles of a size cover n;  round_up(n, size): where the last of them ends
+// ceil_div(n, size): how many tiles of this size cover n;  round_up(n, size): where the last tile ends
 template <class T> __host__ __device__ constexpr T ceil_div(T a, T b) { return (a + b - 1) / b; }
 template <class T> __host__ __device__ constexpr T round_up(T a, T b) { return ceil_div(a, b) * b; }
-// for whole numbers; with floats a comparison has to say what becomes of a NaN
+// whole numbers only: a comparison of floats has to say what it does with a NaN
 template <class T> __host__ __device__ constexpr T imin(T a, T b) { return a < b ? a : b; }
 template <class T> __host__ __device__ constexpr T imax(T a, T b) { return a > b ? a : b; }
 template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { return imin(imax(x, lo), hi); }
@@ -117,16 +118,16 @@ template <class T> __host__ __device__ constexpr T clamp(T x, T lo, T hi) { retu
 //
 //   launch(gelu_forward_kernel<P>, Grid::over(N / P, stream), out, inp, N);
 //
-// The arguments are converted to the kernel's parameters, and a wrong number of them does not compile. An error names
-// the line of the call, and --profile the kernel, as it is written there.
+// The arguments are converted to the types of the kernel's parameters; a wrong number of arguments does not compile. An
+// error names the line of the call, and --profile the kernel as that line spells it.
 #define launch(...) launch_kernel(#__VA_ARGS__, __VA_ARGS__)
 
 struct Grid {
     size_t blocks;
-    int threads;            // a power of two >= 32; ignored on a CPU, where a block has one thread
+    int threads;            // a power of two >= 32; a CPU's blocks have one thread all the same
     size_t shared_bytes;    // of dynamic shared memory per block
     Stream stream;          // null on a CPU
-    const char* file;       // the call site, for error messages
+    const char* file;       // with `line`: the call, for error messages
     int line;
     Grid(size_t blocks, int threads, size_t shared_bytes, Stream stream, const char* file = __builtin_FILE(),
          int line = __builtin_LINE())
@@ -157,7 +158,7 @@ void launch_kernel(const char* text, void (*kernel)(P...), const Grid& grid, A..
     start_kernel(text, grid, kernel, args...);
 }
 
-// Sum (max) over the threads of the block, which all of them get; every thread must call it.
+// The sum (maximum) over the threads of the block, returned to each; all of them must call it.
 template <class T> __device__ inline T block_sum(T x) {
     return block_reduce(x, (T)0, [](T a, T b) { return a + b; });
 }
@@ -168,10 +169,10 @@ __device__ inline float block_max(float x) {
 // ----------------------------------------------------------------------------------------------------------
 // packs
 
-// P neighbouring elements as float32. On a GPU they are loaded and stored by one instruction, and must start on their
-// size, of PACK elements 16 bytes. A CPU's compiler does that by itself, so there PACK is 1.
+// P neighbouring elements as float32. A GPU loads or stores them by one instruction, from an address that is a multiple
+// of their size; PACK elements have 16 bytes. A CPU's compiler vectorizes by itself, so there PACK is 1.
 template <int P> struct Pack { float x[P]; };
-// The same as they are in memory. A bf16 is the upper half of a float32: two instructions unpack a word of two.
+// A pack as memory holds it. A bf16 is the upper half of a float32, so two instructions unpack a word of two bf16.
 template <int P, class T> struct alignas(imin(P * sizeof(T), (size_t)16)) PackWords {
     static constexpr bool PAIRS = sizeof(T) == 2 && P % 2 == 0;
     std::conditional_t<PAIRS, uint32_t, T> x[PAIRS ? P / 2 : P];
@@ -198,7 +199,7 @@ template <int P, class T> __device__ __forceinline__ PackWords<P, T> load_words(
 template <int P, class T> __device__ __forceinline__ Pack<P> load_pack(const T* p) {
     return unpack(load_words<P>(p));
 }
-// returns what was stored, rounded
+// returns the stored numbers, rounded to T
 template <int P, class T> __device__ __forceinline__ Pack<P> store_pack(T* p, Pack<P> pack) {
     PackWords<P, T> words;
     UNROLL
@@ -207,21 +208,21 @@ template <int P, class T> __device__ __forceinline__ Pack<P> store_pack(T* p, Pa
     else { *(PackWords<P, T>*)p = words; }
     return unpack(words);
 }
-// Calls f with the P for rows (or an array) of n elements: PACK if each of them starts on 16 bytes, otherwise 1.
+// Calls f with the P for rows of n elements, or an array: PACK if every row begins at a multiple of 16 bytes, else 1.
 template <class F> void with_pack(size_t n, F f) {
     if (n % PACK == 0) { f(std::integral_constant<int, PACK>()); }
     else { f(std::integral_constant<int, 1>()); }
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// sums and the largest, by one thread, over c = first, first + step, ... below end
+// sums and maxima by one thread, over c = first, first + step, ... below end
 //
-// A CPU's thread has a whole row, step 1. It keeps 16 sums, of every 16th c, and adds them up in a tree. So the order
-// depends neither on the width of a register nor on the compiler, which may not reorder a sum.
+// A CPU's thread has a whole row, with step 1. It keeps 16 sums, one for each c % 16, and adds them in a tree, so the
+// order depends neither on the width of a register nor on the compiler.
 
 constexpr int WAYS = 16;
 template <int N> struct Sums { float x[N] = {}; };
-// N sums: add(s, c) adds to s[0] .. s[N - 1] what c brings
+// N sums at once: add(s, c) adds the terms of c to s[0] .. s[N - 1]
 template <int N, class Add> __device__ __forceinline__ Sums<N> sums_over(int first, int end, int step, Add add) {
     Sums<N> sums;
     int c = first;
@@ -258,10 +259,10 @@ template <int N, class Add> __device__ __forceinline__ Sums<N> sums_over(int fir
     return sums;
 }
 // sum over c < n of a_c b_c
-template <class T> __device__ __forceinline__ float dot(const T* a, const T* b, int n) {
+template <class A, class B> __device__ __forceinline__ float dot(const A* a, const B* b, int n) {
     return sums_over<1>(0, n, 1, [&](float* s, int c) { s[0] += (float)a[c] * (float)b[c]; }).x[0];
 }
-// the largest of the terms that are numbers; -infinity if there are none
+// the largest term that is not a NaN; -infinity if there is none
 template <class Term> __device__ __forceinline__ float max_over(int first, int end, int step, Term term) {
     float largest = -INFINITY;
     int c = first;

@@ -1,4 +1,4 @@
-// base/device_cpu.h -- what device.h promises, on a CPU: a block is one thread. For device.h only.
+// base/device_cpu.h -- a CPU as the device: a block is one thread. For device.h only.
 #pragma once
 
 #include <atomic>
@@ -8,27 +8,31 @@
 
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #if defined(__AVX__)
 #include <immintrin.h>
 #elif defined(__ARM_NEON)
 #include <arm_neon.h>
 #endif
 
+#include "host.h"
+
 struct BlockIndex { unsigned x; };
 inline thread_local BlockIndex blockIdx, gridDim;
-constexpr size_t ROW_SIZES = 1;                         // any number of rows will do
+constexpr size_t ROW_SIZES = 1;                         // products take any number of rows
 constexpr int PACK = 1;                                 // the compiler vectorizes loops over single elements
 
 // ----------------------------------------------------------------------------------------------------------
 // the threads of a block
 
-// One thread per block: a barrier does nothing, and a sum over the threads is the thread's own.
+// There is one: a barrier does nothing, and a sum over the threads is the thread's own value.
 #define __shared__
 struct BlockExtent { static constexpr unsigned x = 1; };
 struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
-// `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul has MICRO_M x MICRO_N sums.
+// `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul keeps MICRO_M x MICRO_N
+// registers of sums.
 #if defined(__AVX512F__)
 constexpr int LANES = 16;
 #elif defined(__AVX__)
@@ -40,7 +44,7 @@ constexpr int MICRO_M = LANES == 16 ? 8 : 4;            // AVX-512: 16 of the 32
 constexpr int MICRO_N = 2;
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_words __attribute__((vector_size(4 * LANES)));
-// memcpy, because p need not be aligned; it compiles to one unaligned load or store
+// memcpy: p need not be aligned; it becomes one unaligned load or store
 __forceinline__ lanes load_lanes(const float* p) {
     lanes v;
     memcpy(&v, p, sizeof(v));
@@ -75,7 +79,7 @@ struct GridSpan {
     size_t begin, end;
     static constexpr size_t step = 1;
 };
-// one contiguous piece per thread
+// one contiguous piece per block
 inline GridSpan grid_span(size_t n) {
     const size_t pieces = (size_t)gridDim.x * blockDim.x;
     const size_t piece = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
@@ -91,7 +95,7 @@ inline GridSpan grid_span(size_t n) {
 struct SharedBuffer {
     char* data = nullptr;
     size_t capacity = 0;
-    // false if there is no memory: an exception could not leave a parallel region
+    // returns whether there was memory: an exception cannot leave a parallel region
     bool reserve(size_t bytes) {
         if (bytes <= capacity) { return true; }
         free(data);
@@ -100,8 +104,8 @@ struct SharedBuffer {
         pthread_setspecific(key(), data);
         return data != nullptr;
     }
-    // Frees the buffer when its thread ends. Not a destructor, because the C library ends the program if it has no
-    // memory to register one.
+    // The key frees the buffer when its thread ends. A destructor would have to be registered, and the C library ends
+    // the program if it has no memory for that.
     static pthread_key_t key() {
         static const pthread_key_t made = [] {
             pthread_key_t k;
@@ -115,7 +119,7 @@ inline thread_local SharedBuffer shared_buffer;
 inline float* dynamic_shared() { return (float*)shared_buffer.data; }
 inline void prefetch(const void* p) { __builtin_prefetch(p); }
 
-// Large arrays start on a 2 MB page, so that the kernel can back them with huge ones. Memory is zeroed.
+// Zeroed. Large arrays start on a multiple of 2 MB, so that the kernel can use huge pages.
 inline void* device_malloc(size_t bytes) {
     const size_t page = bytes >= (2u << 20) ? (2u << 20) : 256;         // 256: what cudaMalloc aligns to
     const size_t size = round_up(imax(bytes, (size_t)1), page);
@@ -124,13 +128,13 @@ inline void* device_malloc(size_t bytes) {
         die(EXIT_OUT_OF_MEMORY, "cannot allocate %s; try a smaller --B, --T or --model",
             format_bytes((double)bytes).c_str());
     }
-    // a huge page is one entry of the processor's address cache instead of 512
+    // one entry of the processor's address cache instead of 512
     if (page > 256) { madvise(p, size, MADV_HUGEPAGE); }
     memset(p, 0, size);
     return p;
 }
 inline void device_free(void* p) { free(p); }
-// Memory that takes room only where it has been written; zeros elsewhere.
+// Addresses that read as zero and take memory only once they are written.
 inline void* device_reserve(size_t bytes) {
     const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
     void* p = mmap(nullptr, imax(bytes, (size_t)1), PROT_READ | PROT_WRITE, flags, -1, 0);
@@ -140,14 +144,14 @@ inline void* device_reserve(size_t bytes) {
     return p;
 }
 inline void device_unreserve(void* p, size_t bytes) { munmap(p, imax(bytes, (size_t)1)); }
-// The whole pages of p[0 .. end-1] become zeros that take no room; those of p[0 .. begin-1] have already.
+// Gives the whole pages of p[0 .. end-1] back; they read as zero. The pages of p[0 .. begin-1] were given back before.
 inline void device_forget(char* p, size_t begin, size_t end) {
     const size_t page = (size_t)sysconf(_SC_PAGESIZE);
     const size_t from = imax(round_up((size_t)p, page), ((size_t)p + begin) / page * page);
     const size_t to = ((size_t)p + end) / page * page;
     if (from < to) { madvise((void*)from, to - from, MADV_DONTNEED); }
 }
-// p may be null when there are no bytes
+// bytes = 0: p may be null
 inline void device_zero(void* p, size_t bytes, Stream) { if (bytes > 0) { memset(p, 0, bytes); } }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream) {
     if (bytes > 0) { memcpy(to, from, bytes); }
@@ -157,7 +161,7 @@ inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
 inline void copy_to_device_async(void* to, const void* from, size_t bytes, Stream s) {
     copy_to_device(to, from, bytes, s);
 }
-// Not zeroed, so that only what is used takes memory.
+// Not zeroed: pages take memory when they are first used.
 inline void* pinned_malloc(size_t bytes) {
     void* p = malloc(imax(bytes, (size_t)1));
     if (p == nullptr) { die(EXIT_OUT_OF_MEMORY, "cannot allocate %s", format_bytes((double)bytes).c_str()); }
@@ -181,8 +185,8 @@ inline void use_device(int) {}
 
 #if defined(_OPENMP)
 inline int max_threads() { return omp_get_max_threads(); }
-// n: 0 keeps OpenMP's number. OpenMP would end the program if it could not make its threads, so this makes as many
-// once, and reports a failure.
+// n: 0 keeps OpenMP's number. If OpenMP cannot make its threads, it ends the program without a hint, so the same number
+// of threads is tried here first.
 inline void set_threads(int n) {
     if (n > 0) { omp_set_num_threads(n); }
     const int others = omp_get_max_threads() - 1;
@@ -190,7 +194,7 @@ inline void set_threads(int n) {
     std::mutex mutex;
     bool failed = false;
     {
-        const std::lock_guard<std::mutex> all_are_there(mutex);     // each thread waits until the last one exists
+        const std::lock_guard<std::mutex> all_are_there(mutex);     // all threads wait until the last is made
         try {
             threads.reserve((size_t)others);
             for (int i = 0; i < others; i++) {
@@ -206,15 +210,15 @@ inline void set_threads(int n) {
             "their number", others + 1, threads.size() + 1);
     }
 }
-// A waiting OpenMP thread spins. If anything else runs on the machine, that makes a run several times slower. Only the
-// environment, which is read before main, changes that, so the program starts itself again with the environment set.
+// A waiting OpenMP thread spins, which makes a run several times slower if anything else runs on the machine. Only an
+// environment variable changes that, and OpenMP reads it before main: so the program sets it and starts itself again.
 inline void wait_politely(char** argv) {
     if (getenv("OMP_WAIT_POLICY") != nullptr || getenv("GOMP_SPINCOUNT") != nullptr) { return; }
-    if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) { return; }       // without it, the next start would do the same
-    // by its path, because the kernel names a process after the file that it executes, which would be "exe"
+    if (setenv("OMP_WAIT_POLICY", "passive", 1) != 0) { return; }       // else the program would start forever
+    // by its path: the kernel names a process after its file, and "exe" would say nothing
     char path[4096] = {};
     if (readlink("/proc/self/exe", path, sizeof(path) - 1) > 0) { execv(path, argv); }
-    execv("/proc/self/exe", argv);          // the file has gone; returns only on failure, and the program continues
+    execv("/proc/self/exe", argv);          // the file was deleted; if this fails too, the program continues as it is
 }
 #else
 inline int max_threads() { return 1; }
@@ -222,11 +226,11 @@ inline void set_threads(int) {}
 inline void wait_politely(char**) {}
 #endif
 
-// per block: it is ordinary memory here
+// of a block; ordinary memory here
 inline size_t device_shared_available() { return SIZE_MAX; }
-inline int device_processors() { return 1; }                // of a GPU
+inline int device_processors() { return 1; }                // a GPU's SMs
 inline size_t device_memory_available() { return host_memory_available(); }
-// the process's peak so far
+// the process's peak
 inline size_t device_memory_used() {
     struct rusage usage;
     getrusage(RUSAGE_SELF, &usage);
@@ -243,13 +247,13 @@ inline std::string device_description() {
 // ----------------------------------------------------------------------------------------------------------
 // a launch
 
-// blocks are iterations of a parallel loop, and a block is one call
+// a parallel loop over the blocks; a block is one call of the kernel
 template <class... P, class... A>
 void start_kernel(const char*, const Grid& grid, void (*kernel)(P...), A... args) {
     const int blocks = (int)grid.blocks;
-    [[maybe_unused]] const int chunk = imax(1, blocks / (max_threads() * 4));   // blocks that a thread takes at a time
+    [[maybe_unused]] const int chunk = imax(1, blocks / (max_threads() * 4));   // blocks that a thread takes at once
     const auto block = [=] { kernel(static_cast<P>(args)...); };
-    SharedBuffer::key();                // an error would end the program in the parallel region
+    SharedBuffer::key();                // made here: inside the parallel region an error would end the program
     std::atomic<bool> lacks_memory = false;
     OMP(parallel if (blocks > 1))
     {

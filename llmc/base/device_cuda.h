@@ -1,17 +1,17 @@
-// base/device_cuda.h -- what device.h promises, in CUDA's words; the simt build has it too. For device.h only.
+// base/device_cuda.h -- a GPU as the device, and the simt build's emulated GPU. For device.h only.
 #pragma once
 
-constexpr int LANES = 1;                    // what is a SIMD register on a CPU is one float of one thread here
+constexpr int LANES = 1;                    // a CPU's SIMD register is one float of one thread here
 using lanes = float;
 template <class T> __device__ inline lanes load_lanes(const T* p) { return (float)*p; }
 __device__ inline void store_lanes(float* p, lanes v) { *p = v; }
-__device__ inline void prefetch(const void*) {}             // for a CPU
+__device__ inline void prefetch(const void*) {}             // only a CPU does
 constexpr int MICRO_M = 4;                  // block_matmul: rows and columns of one thread's fragment
 constexpr int MICRO_N = 4;
-constexpr size_t ROW_SIZES = 256;           // numbers of rows that vary from step to step are rounded up to a multiple
+constexpr size_t ROW_SIZES = 256;           // row counts that vary from step to step become a multiple of it
 constexpr int PACK = 16 / sizeof(floatX);   // 16 bytes, the most that one load instruction moves
 
-// The shared memory of a block that needs no request, and the most that our kernels declare as static
+// The shared memory that a block has without a request, and the most of it that our kernels declare as static
 constexpr size_t STATIC_AND_DYNAMIC = 48 << 10, MOST_STATIC = 4 << 10;
 
 // ----------------------------------------------------------------------------------------------------------
@@ -23,17 +23,17 @@ __device__ inline GridSpan grid_span(size_t n) {
     return {(size_t)blockIdx.x * blockDim.x + threadIdx.x, n, (size_t)gridDim.x * blockDim.x};
 }
 
-// Sum over the threads of the warp, which all of them get; every lane must call it.
+// The sum over the lanes of the warp, returned to each; all of them must call it.
 template <class T> __device__ inline T warp_sum(T x) {
     for (int o = 16; o > 0; o /= 2) { x += __shfl_xor_sync(~0u, x, o); }
     return x;
 }
-// What op makes of the x of all threads of the block, which all of them get; every thread must call it.
+// op over the x of all threads of the block, returned to each; all of them must call it.
 template <class T, class Op> __device__ inline T block_reduce(T x, T identity, Op op) {
     __shared__ T partial[32];                               // of each warp; a block has at most 1,024 threads
-    // 1 inside a warp: after each exchange with the lane o away, twice as many lanes have gone into x
+    // 1 inside a warp: each exchange doubles the number of lanes in x
     for (int o = 16; o > 0; o /= 2) { x = op(x, __shfl_xor_sync(~0u, x, o)); }
-    // 2 over the warps: each of them reduces all that the warps have left
+    // 2 over the warps: each warp reduces all partial results
     __syncthreads();                                        // the readers of the last call are done
     if (threadIdx.x % 32 == 0) { partial[threadIdx.x / 32] = x; }
     __syncthreads();
@@ -43,7 +43,7 @@ template <class T, class Op> __device__ inline T block_reduce(T x, T identity, O
 }
 // Inclusive prefix sum over the threads of the block, in thread order.
 template <class T> __device__ inline T block_scan(T x) {
-    __shared__ T warp_total[32];                            // the sum over each warp
+    __shared__ T warp_total[32];
     const int lane = threadIdx.x % 32;
     const int warp = threadIdx.x / 32;
     // 1 inside a warp: after the step with offset o, x is the sum over up to 2o lanes ending in this one
@@ -51,7 +51,7 @@ template <class T> __device__ inline T block_scan(T x) {
         const T y = __shfl_up_sync(~0u, x, o);
         if (lane >= o) { x += y; }
     }
-    // 2 add the totals of the warps before this one
+    // 2 add the totals of the warps before
     __syncthreads();                                        // the readers of the last call are done
     if (lane == 31) { warp_total[warp] = x; }
     __syncthreads();
@@ -63,8 +63,8 @@ template <class T> __device__ inline T block_scan(T x) {
 // ----------------------------------------------------------------------------------------------------------
 // errors
 
-// What was launched last, for messages: the first later call that waits for a kernel reports a fault inside it.
-inline const char* last_text = nullptr;                     // launch()'s arguments as they are written, kernel first
+// The last launch, for messages: a fault inside a kernel is reported by a later call, the first that waits for it.
+inline const char* last_text = nullptr;                     // the arguments of launch() as written, kernel first
 inline Grid last_grid(0, 0, 0, nullptr);
 inline std::string last_launch_text() {
     const Grid& g = last_grid;
@@ -90,7 +90,7 @@ template <class... P, class... A>
 void start_kernel(const char* text, const Grid& grid, void (*kernel)(P...), A... args) {
     last_text = text;
     last_grid = grid;
-    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more than this must be requested
+    if (grid.shared_bytes > STATIC_AND_DYNAMIC - MOST_STATIC) {         // more has to be requested
         cuda_check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)grid.shared_bytes),
                    "shared memory of the kernel", grid.file, grid.line);
     }
@@ -110,13 +110,13 @@ void start_kernel(const char* text, const Grid& grid, void (*kernel)(P...), A...
 // ----------------------------------------------------------------------------------------------------------
 // memory
 
-// Zeroed. 0 bytes are one: an encoding may have no arrays.
+// Zeroed. 0 bytes become 1: an encoding may have no arrays.
 inline void* device_malloc(size_t bytes) {
     void* p;
     const size_t size = imax(bytes, (size_t)1);
     const cudaError_t e = cudaMalloc(&p, size);
     if (e == cudaErrorMemoryAllocation) {
-        cudaGetLastError();                 // as cuda_check() does
+        cudaGetLastError();                 // as in cuda_check()
         size_t available = 0, total = 0;
         cudaMemGetInfo(&available, &total);
         die(EXIT_OUT_OF_MEMORY, "cannot allocate %s on the GPU, %s of %s are available; try a smaller --B, --T or "
@@ -131,7 +131,7 @@ inline void device_free(void* p) { cudaFree(p); }
 inline void* device_reserve(size_t bytes) { return device_malloc(bytes); }
 inline void device_unreserve(void* p, size_t) { device_free(p); }
 inline void device_forget(char*, size_t, size_t) {}
-// The copies return when they are done, except copy_to_device_async and copy_on_device.
+// copy_to_device and copy_to_host return when the copy is done; the other functions return before.
 inline void device_zero(void* p, size_t bytes, Stream s) { CUDA_CHECK(cudaMemsetAsync(p, 0, bytes, s)); }
 inline void copy_to_device(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyHostToDevice, s));
@@ -144,7 +144,7 @@ inline void copy_to_host(void* to, const void* from, size_t bytes, Stream s) {
 inline void copy_on_device(void* to, const void* from, size_t bytes, Stream s) {
     CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, s));
 }
-// Host memory that the device can copy from while the host continues; it must not change until the copy is done.
+// Host memory for copy_to_device_async: it must not change until the copy is done.
 inline void* pinned_malloc(size_t bytes) {
     void* p;
     CUDA_CHECK(cudaMallocHost(&p, bytes));
@@ -163,10 +163,11 @@ inline Stream new_stream() {
     CUDA_CHECK(cudaStreamCreate(&s));
     return s;
 }
-// The stream of this process's work. It waits for the null stream's work and the null stream for its own, but unlike
-// the null stream it runs beside second_stream().
+// The stream of this process's work. It and the null stream wait for each other; unlike the null stream it runs beside
+// second_stream().
 inline Stream device_stream() { static const Stream s = new_stream(); return s; }
-// The stream of the exchange between ranks. Its blocks start before those of device_stream() that wait for an SM.
+// The stream of the exchange between ranks. High priority: a free SM takes its blocks before waiting ones of
+// device_stream().
 inline Stream second_stream() {
     static const Stream s = [] {
         int least = 0, greatest = 0;
@@ -185,7 +186,7 @@ struct Event {
         if (event == nullptr) { CUDA_CHECK(cudaEventCreateWithFlags(&event, cudaEventDisableTiming)); }
         CUDA_CHECK(cudaEventRecord(event, s));
     }
-    // Work added to s from now on waits for that point, if one was recorded.
+    // Work added to s from now on waits for the recorded point, if there is one.
     void hold(Stream s) const {
         if (event != nullptr) { CUDA_CHECK(cudaStreamWaitEvent(s, event, 0)); }
     }
@@ -203,7 +204,7 @@ inline size_t device_memory_available() {
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
     return available;
 }
-// used bytes of the device, by all processes
+// bytes in use on the device, by all processes
 inline size_t device_memory_used() {
     size_t available, total;
     CUDA_CHECK(cudaMemGetInfo(&available, &total));
@@ -216,7 +217,7 @@ inline int current_device() {
     return device;
 }
 inline void use_device(int device) { CUDA_CHECK(cudaSetDevice(device)); }
-// bytes of shared memory that a block can have, all of them dynamic if its kernel has no static ones
+// the shared memory that a block can have, in bytes: static plus dynamic
 inline size_t device_shared_available() {
     int bytes = 0;
     CUDA_CHECK(cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, current_device()));

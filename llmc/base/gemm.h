@@ -2,16 +2,16 @@
 //
 //   out_mn += sum over k of A_mk B_kn          A and B are float32 or bf16, out is float32
 //
-// The order of each sum is fixed; it depends neither on the width of a register nor on tiles or threads. k is cut into
-// slices, which are added to out one after the other.
+// The order of each sum is fixed; it does not depend on the width of a register, on tiles or on threads. k is cut into
+// slices, whose sums are added to out one after the other.
 //   float32   A slice has 256 k. Its sum starts at 0 and takes its k in ascending order, sum = fma(A_mk, B_kn, sum).
-//   bf16      A slice has 32 k, the last one filled up with zeros. One such sum takes the even k and one the odd k, and
-//             the two are added. That is what an instruction of AMX does (below); other processors do it in float32.
+//   bf16      A slice has 32 k, the last slice filled up with zeros. Its even k have a sum, its odd k another, and both
+//             are added, as an instruction of AMX does it (below); other processors do it in float32.
 //
-// GEMM_K of k are first copied into panels, GEMM_M rows of A or GEMM_N columns of B wide, whose elements lie in the
-// order in which the inner loop reads them. So a transposed matrix costs no more than any other. The inner loop keeps a
+// GEMM_K of the k at a time are copied into panels of GEMM_M rows of A or GEMM_N columns of B, whose elements lie in
+// the order in which the inner loop reads them, so that a transposed matrix costs no more. The inner loop keeps a
 // fragment of out, GEMM_M x GEMM_N, in registers: for each k it loads a row of B's panel and multiplies it by GEMM_M
-// numbers of A's. One panel of B at a time stays in the first-level cache, and those of A come from the second.
+// numbers of A's panel. One panel of B stays in the first-level cache; the panels of A come from the second.
 // dev/cuda/matmul.cu climbs here from three plain loops.
 #pragma once
 
@@ -20,22 +20,22 @@
 #include "matrix.cuh"
 
 constexpr int GEMM_K = 256;
-// The only numbers that the sums depend on: the k of a slice, how many sums share them in turn, and the multiple to
-// which zeros extend them
+// The bits depend only on these numbers: the k of a slice, the sums that take them in turn, and the multiple to which
+// zeros extend K
 template <class T> constexpr int GEMM_SLICE = sizeof(T) == sizeof(float) ? GEMM_K : 32;
 template <class T> constexpr int GEMM_CHAINS = sizeof(float) / sizeof(T);
 template <class T> constexpr int GEMM_MULTIPLE = sizeof(T) == sizeof(float) ? 1 : GEMM_SLICE<T>;
-// Of AVX-512's 32 registers (16 lanes) 24 hold sums, of AVX's 16 registers (8 lanes) 12, else 8
+// Sums take 24 of AVX-512's 32 registers (16 lanes), 12 of AVX's 16 registers (8 lanes), else 8
 constexpr int GEMM_M = LANES == 4 ? 4 : 3 * LANES / 4;
 constexpr int GEMM_N = 2 * LANES;
 constexpr int WIDEST_PANEL = 32;
 
-// Floats that gemm() packs into, for an output of at most M rows
+// The floats that gemm() needs for its panels, for at most M rows of output
 inline size_t gemm_panels(int M) { return (size_t)GEMM_K * (M + 2 * WIDEST_PANEL); }
 
 // ----------------------------------------------------------------------------------------------------------
-// registers of words of 32 bits, a float32 or two bf16, and squares of them transposed without memory. The two bf16 are
-// neighbours in memory; the first one is the lower half.
+// registers of 32-bit words, and squares of words transposed in registers. A word is a float32, or two neighbouring
+// bf16 with the first in the lower half.
 
 // LANES words
 template <class T> inline lanes load_words(const T* p) { return load_lanes((const float*)p); }
@@ -44,7 +44,7 @@ template <class T, int E> inline lanes element(lanes x) {
     if constexpr (sizeof(T) == sizeof(float)) { return x; }
     return (lanes)(E == 0 ? (lane_words)x << 16 : (lane_words)x & 0xffff0000u);
 }
-// The lanes I of a and b, where b's are counted after a's
+// The lanes I of a and b; b's lanes are counted from LANES on
 template <int... I> inline lanes choose_lanes(lanes a, lanes b) {
 #if defined(__clang__)
     return __builtin_shufflevector(a, b, I...);
@@ -53,7 +53,7 @@ template <int... I> inline lanes choose_lanes(lanes a, lanes b) {
     return __builtin_shuffle(a, b, numbers{I...});
 #endif
 }
-// One step of transposing x, a matrix (LANES, LANES): in each square of 2 APART x 2 APART two corners change places.
+// One step of transposing x (LANES, LANES): in each square of 2 APART x 2 APART the off-diagonal corners change places.
 template <int APART, int... I> inline void exchange_corners(lanes (&x)[LANES], std::integer_sequence<int, I...> all) {
     UNROLL
     for (int i = 0; i < LANES; i++) {
@@ -77,12 +77,12 @@ template <int WIDTH> inline void copy_row(float* to, const bf16* from) {
     for (; c < WIDTH; c++) { to[c] = (float)from[c]; }
 }
 
-// panel (K, WIDTH), float32 = the columns of B (K, at most WIDTH); what is missing becomes 0. K is extended to a
-// GEMM_MULTIPLE. May write LANES floats too many.
+// panel (K, WIDTH), float32 = B (K, at most WIDTH), filled up with zeros, and K with it to a GEMM_MULTIPLE. May write
+// LANES floats too many.
 template <int WIDTH, class T> inline void pack_panel(float* panel, const Matrix<const T>& B) {
-    constexpr int COLUMNS = WIDTH < LANES ? WIDTH : LANES;      // that are transposed together
+    constexpr int COLUMNS = WIDTH < LANES ? WIDTH : LANES;      // transposed together
     constexpr int CHAINS = GEMM_CHAINS<T>;
-    static_assert(WIDTH % COLUMNS == 0, "a store would overwrite what the one before has put into the next row");
+    static_assert(WIDTH % COLUMNS == 0, "a store would overwrite the next row, which is there already");
     const int K = B.rows;
     const bool whole = B.cols == WIDTH;
     int k = 0;
@@ -113,7 +113,7 @@ template <int WIDTH, class T> inline void pack_panel(float* panel, const Matrix<
 // ----------------------------------------------------------------------------------------------------------
 // the product of two panels
 
-// sum (ROWS, REGISTERS * LANES) = a^T b over every STEPth of K rows of the panels a (K,GEMM_M) and b (K,GEMM_N)
+// sum (ROWS, REGISTERS * LANES) = a^T b over every STEPth row of the panels a (K,GEMM_M) and b (K,GEMM_N)
 template <int STEP, int ROWS, int REGISTERS>
 __forceinline__ void gemm_sum(lanes (&sum)[ROWS][REGISTERS], const float* a, const float* b, int K) {
     UNROLL
@@ -176,8 +176,8 @@ template <class T, int ROWS> inline void gemm_rows(const Matrix<float>& out, con
     if (out.cols > LANES) { gemm_fragment<T, ROWS, 2>(out, a, b, K); } else { gemm_fragment<T, ROWS, 1>(out, a, b, K); }
 }
 
-// The same for one slice of one row a (1,K) and LANES columns of B whose k lie side by side, as when a token meets
-// weight^T during generation. B is read only once, so it is transposed in registers and not packed.
+// a B for one slice, a (1,K) being one row and B's k lying side by side, LANES columns of them: a token times weight^T
+// during generation. B is read once, so it is transposed in registers instead of packed.
 template <class T> inline lanes gemm_one_row(const Matrix<const T>& a, const Matrix<const T>& B) {
     constexpr int CHAINS = GEMM_CHAINS<T>;
     lanes sum[CHAINS] = {};
@@ -204,7 +204,7 @@ template <class T> inline lanes gemm_one_row(const Matrix<const T>& a, const Mat
     return CHAINS == 2 ? sum[0] + sum[CHAINS - 1] : sum[0];
 }
 
-// How the lanes of registers pack panels and multiply them
+// gemm_by()'s way with SIMD registers
 template <class T> struct GemmLanes {
     static constexpr int ROWS = GEMM_M, COLUMNS = GEMM_N;
     static void begin() {}
@@ -222,28 +222,28 @@ template <class T> struct GemmLanes {
 // ----------------------------------------------------------------------------------------------------------
 // bf16 by AMX, the instructions of some Intel processors that multiply tiles
 //
-// A tile register holds 16 rows of 64 bytes: 16 float32, or 16 words of two bf16. One instruction, TDPBF16PS, adds to a
-// tile of C (16,16) the product of a tile of A, whose row m has 32 k of A's row m, and a tile of B, whose row p has in
-// word n the k 2p and 2p + 1 of B's column n. For each element of C it sums the even k, then the odd k, each by fma in
-// ascending order from 0, and adds both together to the element; denormals are zero. A fragment of C is 2 x 2 tiles, so
-// that each tile that is loaded is used twice.
+// A tile register holds 16 rows of 64 bytes: 16 float32, or 16 words of two bf16. One instruction, TDPBF16PS,
+// multiplies a tile of A by a tile of B and adds the product to a tile of C (16,16). Row m of A's tile is 32 k of A's
+// row m; word n of row p of B's tile is the k 2p and 2p + 1 of B's column n. For each element of C the even k have a
+// sum, and the odd k another, each by fma in ascending order from 0; the two are added, then added to the element.
+// Denormals are zero. A fragment of C is 2 x 2 tiles, so that each loaded tile is used twice.
 
 constexpr int TILE = 16;                                // rows of a tile and words of a row
 constexpr int TILE_K = 2 * TILE;
 
 #if defined(__AMX_BF16__) || defined(__AMXBF16__)       // the latter: clang++ before 16
 #include <sys/syscall.h>
-constexpr bool AMX_TILES = true;                        // the compiler knows them
+constexpr bool AMX_TILES = true;                        // the compiler can use them
 
-// Whether the kernel lets this process use the tiles: it must be asked once, because their state is large.
+// Whether the kernel lets this process use the tiles. It must be asked once, because it then saves their large state.
 inline bool amx_permitted() {
     constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, TILE_DATA = 18;
     static const bool permitted = syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, TILE_DATA) == 0;
     return permitted;
 }
 
-// The registers: 0 to 3 hold the fragment of C, row by row of tiles, 4 and 5 two tiles of A, 6 and 7 two of B. The
-// compiler does not know which memory these instructions read and write, so barriers stand between them and its own.
+// Registers 0 to 3 hold the fragment of C, row by row of tiles, 4 and 5 two tiles of A, 6 and 7 two tiles of B. The
+// compiler does not know which memory these instructions use, so barriers separate them from ordinary reads and writes.
 struct AmxTiles {
     static void begin() {
         struct alignas(64) Config {
@@ -292,10 +292,10 @@ struct AmxTiles;
 inline bool amx_permitted() { return false; }
 #endif
 
-// A tile (16 words, 16 columns) = the columns of B (at most 32 k, at most 16 columns); what is missing becomes 0. Its
-// rows are k's words, or, Turned, the columns.
+// A tile of 16 x 16 words = B (at most 32 k, at most 16 columns), filled up with zeros. A row of the tile has a word of
+// k of all columns, or, Turned, all words of a column.
 template <bool Turned> inline void pack_tile(uint32_t* tile, const Matrix<const bf16>& B) {
-    uint32_t edge[TILE][TILE];                          // (columns, words): a tile that is not whole
+    uint32_t edge[TILE][TILE];                          // (columns, words): the tile if it is not whole
     Matrix<const bf16> from = B;
     if (B.rows < TILE_K || B.cols < TILE) {
         memset(edge, 0, sizeof(edge));
@@ -323,7 +323,7 @@ template <bool Turned> inline void pack_tile(uint32_t* tile, const Matrix<const 
     }
 }
 
-// How gemm() packs panels and multiplies them by tiles: of each 32 k the rows or columns 0 to 15, then 16 to 31
+// gemm_by()'s way with tiles. A panel has for each 32 k the tile of rows or columns 0 to 15, then 16 to 31
 template <class Tiles> struct GemmTiles {
     static constexpr int ROWS = 2 * TILE, COLUMNS = 2 * TILE;
     static void begin() { Tiles::begin(); }
@@ -339,7 +339,7 @@ template <class Tiles> struct GemmTiles {
     static void pack_rows(float* panel, const Matrix<const bf16>& A_T) { pack<true>(panel, A_T); }
     static void pack_columns(float* panel, const Matrix<const bf16>& B) { pack<false>(panel, B); }
     static void multiply(const Matrix<float>& out, const float* a, const float* b, int K) {
-        float edge[ROWS * COLUMNS];                     // a fragment that is not whole
+        float edge[ROWS * COLUMNS];                     // the fragment if it is not whole
         const bool whole = out.rows == ROWS && out.cols == COLUMNS;
         if (!whole) { memset(edge, 0, sizeof(edge)); }
         const Matrix<float> c = whole ? out : view(edge, ROWS, COLUMNS);
@@ -356,9 +356,9 @@ template <class Tiles> struct GemmTiles {
 // ----------------------------------------------------------------------------------------------------------
 // the product of whole matrices
 
-// An output with a multiple of this many rows fills its panels
+// A multiple of this many rows fills all panels
 template <class T> constexpr int GEMM_UNIT_M = std::is_same<T, bf16>::value && AMX_TILES ? 2 * TILE : GEMM_M;
-// gemm() by the panels of Way
+// gemm() with GemmLanes or GemmTiles as the Way to pack panels and to multiply them
 template <class Way, class T>
 inline void gemm_by(const Matrix<float>& out, const Matrix<const T>& A, const Matrix<const T>& B, float* panels) {
     const int M = out.rows, N = out.cols;

@@ -1,8 +1,7 @@
-// base/gpu.h -- the GPU: its name, its peak speed, a model's share of that (MFU), why there may be none.
+// base/gpu.h -- the GPU: what it is, how fast it can be, how much of that a model uses (MFU), why there is none.
 //
-// A peak is SMs x clock x floating-point operations per SM and clock. The driver knows the first two; the third depends
-// on the compute capability and is in a table here: dense products (no 2:4 sparsity) with float32 sums, an FMA counted
-// as 2 operations.
+// Peak = SMs x clock x floating-point operations per SM and clock. The driver knows the first two; a table here has the
+// third for each compute capability: dense products (no 2:4 sparsity) with float32 sums, an FMA counted as 2.
 #pragma once
 
 #include <cmath>
@@ -15,15 +14,15 @@ struct Gpu {
     int sms = 0;
     int khz = 0;                        // the highest clock that the driver allows
     size_t memory = 0;                  // bytes
-    double bandwidth = 0;               // bytes a second between it and the SMs, by its clock and width
-    int driver = 0;                     // the newest CUDA version that the driver serves: 12040 for 12.4
+    double bandwidth = 0;               // of the memory, bytes a second, by its clock and width
+    int driver = 0;                     // the newest CUDA version that the driver supports: 12040 for 12.4
     int runtime = 0;                    // the CUDA version of this build
-    bool wgmma = true;                  // whether a Hopper's code uses what only Hopper has
+    bool wgmma = true;                  // whether the code for it uses wgmma
 };
 
-// Operations per SM and clock. On GeForce boards the tensor cores sum in float32 at half the speed of the same chip on
-// other boards. tensor_khz: the clock of the published bf16 peak if it is below the highest clock, which such a board
-// cannot hold while its tensor cores are busy; 0: the highest clock. If a GPU's highest clock is lower, so is its peak.
+// Operations per SM and clock. A GeForce board's tensor cores sum in float32 at half the speed of the same chip on
+// other boards. tensor_khz: the clock behind the published bf16 peak, for boards that cannot hold their highest clock
+// while the tensor cores are busy; 0: the highest clock. A GPU whose highest clock is lower still has a lower peak.
 struct GpuRates {
     int major, minor;                           // compute capability
     int bf16, bf16_geforce, fp32, tensor_khz;
@@ -51,8 +50,8 @@ inline double peak_flops(const Gpu& gpu, bool bf16) {
     return NAN;
 }
 
-// How many of T keys a query sees on average: its own and those before it if causal, otherwise all; with a window of W
-// those closer than W, and the sinks. This ignores documents, which depend on the data.
+// How many of T keys a query sees on average. Causal: its own key and the earlier keys, else all; with a window of W
+// only keys closer than W, and the sinks. Documents are ignored, because they depend on the data.
 inline double keys_per_query(int T, bool causal, int window, int sinks) {
     double seen = 0;
     for (int64_t i = 0; i < T; i++) {
@@ -66,10 +65,10 @@ inline double keys_per_query(int T, bool causal, int window, int sinks) {
     return seen / T;
 }
 
-// FLOPs of training on one token, without recomputation: Chowdhery et al. 2022 (PaLM), appendix B, but counting only
-// the keys that are seen. matmul_weights: the number of weights that multiply a token's vector (the tied embedding
-// once, as the head; lookup tables not at all), each one FMA in the forward and two in the backward. Attention is two
-// products of C numbers with each key seen, in the forward and twice in the backward: 12 C per key and layer.
+// FLOPs of training on one token, recomputation not counted: Chowdhery et al. 2022 (PaLM), appendix B, but with the
+// keys that are seen instead of all. matmul_weights: how many weights multiply a token's vector (the tied embedding
+// once, as the head; lookup tables not at all), each in one FMA of the forward and two of the backward. Attention has
+// two products of C numbers for each key seen, and the backward twice as many: 12 C FLOPs per key and layer.
 inline double flops_per_token(double matmul_weights, int L, int C, double keys) {
     return 6.0 * matmul_weights + 12.0 * L * C * keys;
 }
@@ -89,10 +88,11 @@ inline std::string gpu_text(const Gpu& g) {
 // ----------------------------------------------------------------------------------------------------------
 // why a GPU cannot be used
 
-// The ARCH to give to `make` for this GPU; from 9.0 on some instructions exist in the "a" architectures only
+// The ARCH of this GPU for `make`. From 9.0 on, some instructions exist only in the "a" architectures.
 inline std::string gpu_arch(const Gpu& g) { return strprintf("sm_%d%d%s", g.major, g.minor, g.major >= 9 ? "a" : ""); }
 
-// Whether the binary has only PTX for this GPU. built_for: the architectures in it, as nvcc lists them: "800,900"
+// Whether the driver has to compile the binary's PTX for this GPU. built_for: its architectures as nvcc lists them:
+// "800,900"
 inline bool gpu_compiles(const Gpu& g, const char* built_for) {
     int newest = 0;
     for (const char* p = built_for; *p != '\0'; p += strcspn(p, ","), p += *p == ',') {
@@ -101,7 +101,7 @@ inline bool gpu_compiles(const Gpu& g, const char* built_for) {
     return g.major > newest;
 }
 
-// g: what is known of the GPU so far; words: CUDA's own
+// g: what is known of the GPU so far; words: CUDA's error
 [[noreturn]] inline void die_of_gpu(const Gpu& g, const char* words) {
     std::string help = "nvidia-smi should list one, CUDA_VISIBLE_DEVICES not hide it, a container have --gpus all";
     if (g.major >= 8) { help = "another process may hold it: nvidia-smi; or make train_gpt2cu ARCH=" + gpu_arch(g); }
@@ -118,7 +118,7 @@ inline bool gpu_compiles(const Gpu& g, const char* built_for) {
 #define GPU_TEXT(...) #__VA_ARGS__
 #define GPU_TEXT_OF(...) GPU_TEXT(__VA_ARGS__)          // its argument expanded first
 
-// Any kernel would do: all are compiled for the same architectures
+// Any kernel would do: all have the same architectures
 __global__ void gpu_probe_kernel(int* out) {
     if (out != nullptr) { *out = 1; }
 }
@@ -150,7 +150,7 @@ inline Gpu find_gpu(int device = 0) {
                 "minutes at the first start; make train_gpt2cu ARCH=%s does it beforehand\n", g.name.c_str(),
                 gpu_arch(g).c_str());
     }
-    must(cudaFree(nullptr));                                        // makes the context, which all that follows needs
+    must(cudaFree(nullptr));                                        // makes the context
     cudaFuncAttributes attributes;
     must(cudaFuncGetAttributes(&attributes, gpu_probe_kernel));     // fails if no code was compiled for this GPU
     g.wgmma = runs_wgmma();

@@ -1,5 +1,4 @@
-// base/math.h -- functions of numbers: portable ones, with the same bits on every machine; fast ones for kernels;
-// random numbers.
+// base/math.h -- functions of numbers: portable functions, random numbers, fast functions for kernels.
 #pragma once
 
 #include "device.h"
@@ -8,10 +7,10 @@
 // ----------------------------------------------------------------------------------------------------------
 // portable functions: log, exp, powers, sin, cos in double, with the same bits on every machine
 //
-// A C library's functions differ in the last bit from one version, and one processor, to the next, and so would the
-// initial weights and the tables of encodings that are rounded from them. These are sums and products in a stated
-// order. They are off by at most 2 units in the last place (sin and cos by 2^-52, powers of 10,000 by 17 units), as
-// test/base/test_device.cu measures.
+// A C library's functions differ in the last bit between versions and processors. So would initial weights and the
+// encodings' tables, which are rounded from such results. The functions here are sums and products in a stated order.
+// Their error is at most 2 ulp (sin and cos: 2^-52, powers of 10,000: 17 ulp), as test/base/test_device.cu measures.
+// They are in double also because a float angle is off by 0.004 at 100,000 radians.
 
 __host__ __device__ inline double fused_madd(double a, double b, double c) { return __builtin_fma(a, b, c); }
 
@@ -46,7 +45,7 @@ __host__ __device__ inline double scaled_exp(double n, double r) {
     for (int k = 14; k > 0; k--) { p = fused_madd(p, r * (1.0 / k), 1.0); }
     return p * bits_as<double>(((int64_t)n + 1023) << 52);
 }
-// e^x, for x in [-700, 700]; beyond, that of the nearer end
+// e^x for x in [-700, 700], at which a smaller or larger x is cut off
 __host__ __device__ inline double portable_exp(double x) {
     x = x > 700.0 ? 700.0 : x;
     x = x < -700.0 ? -700.0 : x;
@@ -74,17 +73,18 @@ __host__ __device__ inline double portable_sin(double x, int quarters = 0) {
 }
 __host__ __device__ inline double portable_cos(double x) { return portable_sin(x, 1); }
 
-// log x and log2 x; a GPU has functions of its own, which are faster
+// log x and log2 x; on a GPU its own functions, which are faster
 __host__ __device__ inline float portable_logf(float x) { return ON_GPU ? logf(x) : (float)portable_log((double)x); }
 __host__ __device__ inline float portable_log2f(float x) {
     return ON_GPU ? log2f(x) : (float)(portable_log((double)x) / LN2_HIGH);
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// random numbers: a value is a pure function of its coordinates, never of a hidden state
+// random numbers: pure functions of coordinates, without a hidden state
 //
-// hash64(seed, a, b) mixes up to three 64-bit words (the finalizer of SplitMix64, Steele et al. 2014, chained), so the
-// draw for (seed, tensor, element) or (seed, epoch, sample) is the same on every machine, thread, rank and restart.
+// hash64(seed, a, b) chains the finalizer of SplitMix64 (Steele et al. 2014) over up to three words of 64 bits. So the
+// draw for (seed, tensor, element) or (seed, epoch, sample) is the same on every machine, thread and rank, and after
+// every restart.
 
 __host__ __device__ inline uint64_t mix64(uint64_t x) {
     x += 0x9E3779B97F4A7C15ull;
@@ -101,19 +101,19 @@ __host__ __device__ inline double uniform01(uint64_t seed, uint64_t a, uint64_t 
     return (double)(hash64(seed, a, b) >> 11) * 0x1p-53;
 }
 
-// The standard normal draw number i of a stream (Box and Muller 1958: two uniform numbers give two normal ones, and
-// neighbours i, i ^ 1 share them).
+// Draw number i of a stream, standard normal (Box and Muller 1958: two uniform numbers give two normal numbers, here
+// the draws i and i ^ 1).
 inline double normal01(uint64_t seed, uint64_t stream, uint64_t i) {
-    const double u1 = 1.0 - uniform01(seed, stream, i & ~1ull);     // in (0, 1], so that its logarithm is finite
+    const double u1 = 1.0 - uniform01(seed, stream, i & ~1ull);     // in (0, 1]: its logarithm is finite
     const double u2 = uniform01(seed, stream, i | 1ull);
     const double r = std::sqrt(-2.0 * portable_log(u1));
     const double phi = 6.283185307179586476925286766559 * u2;
     return (i & 1) ? r * portable_sin(phi) : r * portable_cos(phi);
 }
 
-// The image of i under a pseudo-random permutation of 0 .. n-1, in O(1) memory for any n. A Feistel network of four
-// rounds is a permutation of the numbers of `2 half` bits, whatever its round function is; where it leaves 0 .. n-1, it
-// is applied again until it comes back (Black and Rogaway 2002), which is again a permutation.
+// The image of i under a pseudo-random permutation of 0 .. n-1, in O(1) memory for any n. A Feistel network permutes
+// the numbers of `2 half` bits, whatever its round function is; here it has four rounds. Applied again until the image
+// is below n, it permutes 0 .. n-1 (Black and Rogaway 2002).
 inline uint64_t permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream) {
     int half = 1;
     while ((1ull << (2 * half)) < n) { half++; }
@@ -134,10 +134,10 @@ inline uint64_t permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream) 
 // ----------------------------------------------------------------------------------------------------------
 // fast functions: exp, log1p, sigmoid, softplus, the normal distribution, without branches
 //
-// On a CPU they are polynomials that a compiler can vectorize; libm's functions g++ vectorizes only under flags that
-// break infinities and NaN. A GPU has instructions for 2^x and 1/x, which are off by 2 and 1 ulp at most: there e^x is
-// 8 instructions instead of 25. Errors are stated as "CPU ulp, GPU ulp"; test/base/test_device.cu and
-// test/simt/test_fastmath.cu measure them.
+// On a CPU they are polynomials, which the compiler vectorizes; g++ vectorizes libm's functions only under flags that
+// break infinities and NaN. A GPU has instructions for 2^x (within 2 ulp) and 1/x (1 ulp), so e^x takes 8 instructions
+// instead of 25. "Within a, b": the largest errors on a CPU and on a GPU, measured by test/base/test_device.cu and
+// test/simt/test_fastmath.cu.
 
 constexpr float LOG2E = 1.4426950408889634f;            // 2^(LOG2E x) = e^x
 
@@ -147,13 +147,13 @@ __host__ __device__ inline int32_t float_to_bits(float f) { return bits_as<int32
 // fast_reciprocal: 1 / x, within 0.5 ulp, 1 ulp; on a GPU 0 above 2^126
 // fast_exp: e^x, within 2 ulp, 5 ulp; 0 below -87.3, -87.34 (so e^-inf is 0), inf above 88.37, 88.73; NaN stays NaN
 // rough_exp: e^(x - top). On a GPU it takes one product and 2^x: the error is below 2^-23 (|x| + |top|) + 2^-22.
-#if defined(__CUDA_ARCH__) || defined(SIMT)             // code that runs on the GPU, which the host's does not
+#if defined(__CUDA_ARCH__) || defined(SIMT)             // code for the GPU
 __host__ __device__ inline float fast_reciprocal(float x) { return rcp(x); }
 __host__ __device__ inline float fast_exp(float x) {
-    // e^x = 2^y 2^rest = 2^y (1 + rest ln 2): y is x / ln 2 rounded, and rest what was lost by that
+    // e^x = 2^y 2^rest = 2^y (1 + rest ln 2), y being x / ln 2 rounded to float and rest the error of the rounding
     float y = x * 1.44269502f;
 #if defined(__CUDACC__)
-    asm("" : "+f"(y));                                      // -y is y's sign, not a second product
+    asm("" : "+f"(y));                                      // else the compiler may make -y a second product
 #endif
     const float rest = fused_madd(x, 1.92596303e-8f, fused_madd(x, 1.44269502f, -y));
     const float e = ex2(y);
@@ -163,15 +163,15 @@ __host__ __device__ inline float rough_exp(float x, float top) { return ex2(fuse
 #else
 __host__ __device__ inline float fast_reciprocal(float x) { return 1.0f / x; }
 __host__ __device__ inline float fast_exp(float x) {
-    // With n = x / ln 2 rounded and r = x - n ln 2, e^x = 2^n e^r: the power of two is a matter of bits, and e^r a
-    // polynomial. Above 2^23 neighbouring floats are 1 apart, so the sum with `shift` rounds, and its low bits are n.
+    // e^x = 2^n e^r, n being x / ln 2 rounded to a whole number and r = x - n ln 2; e^r is a polynomial. Above 2^23
+    // neighbouring floats are 1 apart: adding `shift` rounds, and leaves n in the low bits.
     constexpr float shift = 12582912.0f;                    // 1.5 * 2^23
     const float y = x > 88.8f ? 88.8f : x;                  // a NaN stays
     const float shifted = fused_madd(y, 1.44269504f, shift);
     const float n = shifted - shift;
     float r = fused_madd(n, -0.693359375f, y);              // ln 2 in two parts, so that n ln 2 is exact
     r = fused_madd(n, 2.12194440e-4f, r);
-    float p = 1.381458095e-3f;                              // e^r within 3.1e-9 of it, |r| < 0.347; e^0 is 1
+    float p = 1.381458095e-3f;                              // e^r within 3.1e-9, |r| < 0.347; e^0 is 1
     p = fused_madd(p, r, 8.368725485e-3f);
     p = fused_madd(p, r, 4.166838888e-2f);
     p = fused_madd(p, r, 1.666652056e-1f);
@@ -185,8 +185,8 @@ __host__ __device__ inline float fast_exp(float x) {
 __host__ __device__ inline float rough_exp(float x, float top) { return fast_exp(x - top); }
 #endif
 
-// log(1 + x) for x > -0.9, within 4 ulp, 6 ulp; 0 for |x| < 2^-125, whose half is a denormal number; NaN stays NaN.
-// With 1 + x = 2^k (1 + f), log(1 + x) = k ln 2 + log(1 + f), and log(1 + f) = 2 atanh(s) for s = f / (2 + f).
+// log(1 + x) for x > -0.9, within 4 ulp, 6 ulp; 0 for |x| < 2^-125, as x / 2 is denormal there; NaN stays NaN. The
+// steps are portable_log's.
 __host__ __device__ inline float fast_log1p(float x) {
     const float u = 1.0f + x;
     const int32_t bits = float_to_bits(u) - 0x3f3504f3;     // the exponent, counted from sqrt(1/2)
@@ -215,17 +215,16 @@ __host__ __device__ inline float softplus(float x) {
 // e^(-x^2/2), within 3 ulp, 5 ulp; 0 beyond |x| = 13.2, where it is below 2^-126
 __host__ __device__ inline float gaussian(float x) {
     float y = fabsf(x);
-    y = y > 14.0f ? 14.0f : y;                              // infinity would give infinity - infinity; NaN stays NaN
+    y = y > 14.0f ? 14.0f : y;                              // infinity would become infinity - infinity; NaN stays NaN
     const float half = 0.5f * y;
     const float square = half * y;
     const float rest = fused_madd(half, y, -square);        // x^2/2 = square + rest
     const float e = fast_exp(-square);
     return fused_madd(-e, rest, e);
 }
-// The normal distribution function (1 + erf(x/sqrt(2))) / 2, within 8 ulp, 14 ulp, even in the left tail, where
-// 1 - erf would cancel: there it is e^(-x^2/2) t P(t) with t = 1 / (1 + 5/16 |x|), P fitted for the least relative
-// error (1e-8).
-// gauss: gaussian(x), which callers that need the derivative have already
+// The normal distribution function (1 + erf(x/sqrt(2))) / 2, within 8 ulp, 14 ulp. In the left tail, where 1 + erf
+// would cancel, it is e^(-x^2/2) t P(t), t = 1 / (1 + 5/16 |x|), with P fitted for the least relative error (1e-8).
+// gauss: gaussian(x), which the derivative needs too
 __host__ __device__ inline float normal_cdf(float x, float gauss) {
     const float t = fast_reciprocal(fused_madd(0.3125f, fabsf(x), 1.0f));
     float p = -0.0184795838f;

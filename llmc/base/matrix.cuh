@@ -1,4 +1,4 @@
-// base/matrix.cuh -- a matrix as a view of memory: products by the threads of a block, sums over rows.
+// base/matrix.cuh -- matrices as views of memory: products by the threads of a block, sums over rows.
 #pragma once
 
 #include <type_traits>
@@ -16,25 +16,25 @@ template <class T> struct Matrix {
     }
     // where row r begins; for a row-major view
     __host__ __device__ T* row(int r) const { return data + (size_t)r * row_stride; }
-    // a matrix that may be written is also one that may be read
+    // a writable matrix passes as a read-only one
     template <class U = T, class = std::enable_if_t<!std::is_const<U>::value>>
     __host__ __device__ operator Matrix<const U>() const {
         return {data, rows, cols, row_stride, col_stride};
     }
 };
 
-// (rows, cols), row-major. row_stride: that of the array it is a part of, if that one is wider
+// (rows, cols), row-major. row_stride: of the wider array that it is a part of
 template <class T> __host__ __device__ Matrix<T> view(T* data, size_t rows, size_t cols) {
     return {data, (int)rows, (int)cols, (int)cols, 1};
 }
 template <class T> __host__ __device__ Matrix<T> view(T* data, size_t rows, size_t cols, size_t row_stride) {
     return {data, (int)rows, (int)cols, (int)row_stride, 1};
 }
-// the same memory, read the other way
+// the transpose: the same memory, its strides exchanged
 template <class T> __host__ __device__ Matrix<T> transposed(const Matrix<T>& m) {
     return {m.data, m.cols, m.rows, m.col_stride, m.row_stride};
 }
-// the rows r0 .. r0 + rows - 1 and the columns c0 .. c0 + cols - 1 of m, fewer where m ends
+// the rows r0 .. r0 + rows - 1 and the columns c0 .. c0 + cols - 1 of m, cut off at m's edges
 template <class T>
 __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, size_t c0, size_t cols) {
     T* data = m.data + r0 * m.row_stride + c0 * m.col_stride;
@@ -44,13 +44,13 @@ __host__ __device__ Matrix<T> block(const Matrix<T>& m, size_t r0, size_t rows, 
 // ----------------------------------------------------------------------------------------------------------
 // out = A B by the threads of a block
 
-// One thread's fragment of out, at its upper left corner: RM rows x RN registers of `lanes`, summed over all of A's
-// columns. Add: the sum starts at zero too, and is added to out when it is complete. A product of many tiles then has
-// one rounding per tile at the size of the whole sum, not one per column of A.
+// One thread's fragment, the upper left corner of out: RM rows x RN registers of `lanes`, summed over all columns of A.
+// Add: the sum still starts at zero and is added to out at the end, so that a product of many tiles is rounded at the
+// size of the whole sum once per tile, not once per column of A.
 template <bool Add, int RM, int RN>
 __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const Matrix<const float>& A,
                                                 const Matrix<const float>& B) {
-    lanes sum[RM][RN];                  // stays in registers for the whole sum
+    lanes sum[RM][RN];                  // stays in registers
     UNROLL
     for (int m = 0; m < RM; m++) {
         UNROLL
@@ -78,11 +78,11 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
     }
 }
 
-// The shape of A: a lower triangle has zeros after its diagonal, an upper one before. The product skips them.
+// What the product may skip: a lower triangle A is zero after its diagonal, an upper triangle before it.
 enum class Triangle { None, Lower, Upper };
 
-// out (M,N) = A (M,K) B (K,N), called by all threads of a block, which synchronize before and after. A may be
-// transposed; out and B are row-major, and N is a multiple of LANES: their rows are padded to whole registers.
+// out (M,N) = A (M,K) B (K,N). All threads of a block call it, and synchronize before and after. A may be transposed;
+// out and B are row-major with rows padded to whole registers, so N is a multiple of LANES.
 template <bool Add = false>
 __device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const float>& A,
                                     const Matrix<const float>& B, Triangle triangle = Triangle::None) {
@@ -101,7 +101,7 @@ __device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const
             matmul_fragment<Add, MICRO_M, MICRO_N>(o, a, b);
             continue;
         }
-        for (int i = 0; i < o.rows; i++) {      // at the lower and the right edge: one row and one register at a time
+        for (int i = 0; i < o.rows; i++) {      // at the lower and right edges: single rows and registers
             for (int j = 0; j < o.cols; j += LANES) {
                 const Matrix<const float> columns = block(b, 0, b.rows, j, LANES);
                 matmul_fragment<Add, 1, 1>(block(o, i, 1, j, LANES), block(a, i, 1, 0, a.cols), columns);
@@ -115,9 +115,9 @@ __device__ inline void block_matmul_add(const Matrix<float>& out, const Matrix<c
     block_matmul<true>(out, A, B, triangle);
 }
 
-// c (M,width) = A (M,K) B (K,N), N <= width, called by all threads of a block. The rows of c are whole registers.
-// Slices of DEPTH columns of A and DEPTH rows of B are copied to a (M,DEPTH) and b (DEPTH,width), padded with zeros.
-// a, b and c are in shared memory.
+// c (M,width) = A (M,K) B (K,N), N <= width. All threads of a block call it. a, b and c are in shared memory, and the
+// rows of c are whole registers. DEPTH columns of A and DEPTH rows of B at a time are copied to a (M,DEPTH) and
+// b (DEPTH,width), padded with zeros.
 template <int DEPTH, class T>
 __device__ inline void block_product(const Matrix<float>& c, const Matrix<const T>& A, const Matrix<const T>& B,
                                      const Matrix<float>& a, const Matrix<float>& b) {
@@ -126,29 +126,30 @@ __device__ inline void block_product(const Matrix<float>& c, const Matrix<const 
     for (int e = threadIdx.x; e < M * width; e += blockDim.x) { c.data[e] = 0.0f; }
     for (int k0 = 0; k0 < A.cols; k0 += DEPTH) {
         const int K = imin(DEPTH, A.cols - k0);
-        __syncthreads();                    // c is zero; all threads are done with the last slice
+        __syncthreads();                    // c is zero; no thread reads the last slice any more
         for (int e = threadIdx.x; e < M * K; e += blockDim.x) { a(e / K, e % K) = (float)A(e / K, k0 + e % K); }
         for (int e = threadIdx.x; e < K * width; e += blockDim.x) {
             b.data[e] = e % width < N ? (float)B(k0 + e / width, e % width) : 0.0f;
         }
-        __syncthreads();                    // and this one is complete
+        __syncthreads();                    // this slice is complete
         block_matmul_add(block(c, 0, M, 0, round_up(N, LANES)), block(a, 0, M, 0, K), b);
     }
     __syncthreads();
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// sums over the rows of a matrix, in an order that does not depend on the number of threads
+// sums over rows, in the same order for any number of threads
 //
-// The rows are cut into slabs. Each slab is summed by one block into a row of partial (slabs,C): on a CPU in the order
-// of its rows, on a GPU by four warps with every fourth row each, then over the warps. Then the slabs are added up in
-// order. The number of slabs depends only on the number of rows.
+// The rows are cut into slabs, whose number depends only on the number of rows. A block sums a slab into a row of
+// partial (slabs,C): on a CPU row after row; on a GPU each of four warps sums every fourth row, and the four sums are
+// added. Then the slabs are added in order.
 
-// A GPU wants many blocks, so there are more slabs and few columns a block; a CPU reads row after row.
+// more on a GPU, which needs many blocks; there a block also has few columns
 constexpr size_t MAX_SLABS = ON_GPU ? 1024 : 64;
 // to (n) += from (n)
 void add_to(float* to, const float* from, size_t n, Stream stream);
-// own (n), part `me` of `count`, becomes their sum, a binary tree of neighbours; inbox (count-1,n): the rest in order
+// own (n), part `me` of `count`, becomes the sum of all parts, by a binary tree of neighbours; inbox (count-1,n): the
+// other parts in order
 void sum_parts(float* own, const float* inbox, int me, int count, size_t n, Stream stream);
 // out (C) += the sum over the slabs of partial (slabs,C), whose rows are `stride` apart
 void add_slabs(float* out, const float* partial, size_t slabs, size_t stride, size_t C, Stream stream);
@@ -158,13 +159,13 @@ void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Str
 #if !defined(LAYERS_ELSEWHERE)
 constexpr int SLAB_WARPS = 4;
 __host__ __device__ inline size_t slab_count(size_t rows) { return imin(ceil_div(rows, (size_t)32), MAX_SLABS); }
-// of kernels that call slab_sums
+// the grid of a kernel that calls slab_sums
 inline Grid slab_grid(size_t N, int C, Stream stream) {
     return Grid(slab_count(N) * (ON_GPU ? ceil_div(C, 32 * PACK) : 1), 32 * SLAB_WARPS, 0, stream);
 }
 
-// partial[s] is the sum of slab s's rows. rows(i), called once for each, is the pack at element i of (N,C), whose rows
-// are `row` elements apart: a kernel that computes and stores it has the sums without reading it again.
+// partial[s] = the sum of slab s's rows. rows(i) is called once for each pack of (N,C), at element i; rows are `row`
+// elements apart. So a kernel that computes and stores the packs in rows() need not read them again to sum them.
 template <int P, class Rows> __device__ inline void slab_sums(float* partial, size_t N, int C, int row, Rows rows) {
     const size_t slabs = slab_count(N), pieces = gridDim.x / slabs;         // pieces of the columns
     const size_t slab = blockIdx.x / pieces;
@@ -176,8 +177,8 @@ template <int P, class Rows> __device__ inline void slab_sums(float* partial, si
         __shared__ float sums[SLAB_WARPS][32 * PACK];
         const int c0 = (int)(blockIdx.x % pieces) * 32 * PACK;      // this block's columns
         const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-        for (int c = lane * P; c < 32 * PACK; c += 32 * P) {        // once, if P is PACK
-            Pack<P> sum = {};                                       // stays in registers
+        for (int c = lane * P; c < 32 * PACK; c += 32 * P) {        // P = PACK: once
+            Pack<P> sum = {};
             for (size_t n = begin + warp; n < end && c0 + c < C; n += SLAB_WARPS) {
                 const Pack<P> x = rows(n * row + c0 + c);
                 UNROLL
@@ -208,14 +209,14 @@ template <int P> __global__ void slab_sums_kernel(float* partial, Matrix<const f
 __global__ void add_slabs_kernel(float* out, const float* partial, size_t slabs, size_t stride, size_t C) {
     if constexpr (ON_GPU) {
         // 32 columns per block: each of its 32 warps sums every 32nd slab
-        __shared__ float sums[32][32];                              // of each warp, for each column
+        __shared__ float sums[32][32];                              // (warps, columns)
         const size_t c = (size_t)blockIdx.x * 32 + threadIdx.x % 32;
         float sum = 0.0f;
         for (size_t s = threadIdx.x / 32; s < slabs && c < C; s += 32) { sum += partial[s * stride + c]; }
         sums[threadIdx.x / 32][threadIdx.x % 32] = sum;
         __syncthreads();
         if (threadIdx.x >= 32 || c >= C) { return; }
-        // the first warp adds up what they have, in their order
+        // the first warp adds the sums of all, in the warps' order
         for (int w = 1; w < 32; w++) { sum += sums[w][threadIdx.x]; }
         out[c] += sum;
     } else {
@@ -233,7 +234,7 @@ LAUNCHER void add_slabs(float* out, const float* partial, size_t slabs, size_t s
 
 LAUNCHER void add_row_sums(float* out, float* scratch, const Matrix<const floatX>& x, Stream stream) {
     const size_t N = (size_t)x.rows, C = (size_t)x.cols;
-    with_pack(C | (size_t)x.row_stride, [&](auto P) {       // PACK, a power of two, divides both or not both
+    with_pack(C | (size_t)x.row_stride, [&](auto P) {       // PACK is a power of two: it divides both or not both
         launch(slab_sums_kernel<P>, slab_grid(N, x.cols, stream), scratch, x);
     });
     add_slabs(out, scratch, slab_count(N), C, C, stream);
@@ -251,7 +252,7 @@ constexpr int PARTS_LEVELS = 16;            // of the tree of sum_parts
 __global__ void sum_parts_kernel(float* own, const float* inbox, int me, int count, size_t n) {
     const GridSpan s = grid_span(n);
     for (size_t e = s.begin; e < s.end; e += s.step) {
-        float left[PARTS_LEVELS];           // at level k the sum of 2^k neighbours, until that on its right is done
+        float left[PARTS_LEVELS];           // at level k: the sum of 2^k neighbours that waits for the next 2^k
         float sum = 0.0f;
         for (int i = 0; i < count; i++) {
             const float* part = inbox + n * (size_t)(i - (i > me));

@@ -1,8 +1,8 @@
 // base/profile.h -- how long each kernel of a step takes (--profile N). For device.h only.
 //
-// The time of a launch: on a GPU between two events of its stream, less what two events with nothing between them are
-// apart; on a CPU by the clock, as the kernel is done when its launch returns. A step that is not profiled asks one
-// bool per launch.
+// The time of a launch. On a GPU: between two events of its stream, minus the time between two events that have nothing
+// between them. On a CPU: by the clock, because the kernel is done when launch() returns. Without --profile a launch
+// costs the test of one bool.
 #pragma once
 
 #include <map>
@@ -18,7 +18,7 @@ struct ProfileClock {
         for (cudaEvent_t* e : {&from, &to, &after}) { CUDA_CHECK(cudaEventCreate(e)); }
         CUDA_CHECK(cudaEventRecord(from, s));
     }
-    void stop(Stream s) {                                   // the launch has reported its error already
+    void stop(Stream s) {                                   // the launch has reported its own error
         cudaEventRecord(to, s);
         cudaEventRecord(after, s);
     }
@@ -29,7 +29,7 @@ struct ProfileClock {
         return ms;
     }
     double milliseconds() const { return between(from, to); }
-    double empty() const { return between(to, after); }     // of a pair with nothing between
+    double empty() const { return between(to, after); }     // two events with nothing between them
     void release() {
         for (cudaEvent_t e : {from, to, after}) { if (e != nullptr) { cudaEventDestroy(e); } }
     }
@@ -47,7 +47,7 @@ struct ProfileClock {
 };
 #endif
 
-// A launch: what was called, and of a product (M,N) = (M,K) (K,N) its shape, else 0
+// A launch. Of a product (M,N) = (M,K) (K,N) also the shape, else 0
 struct ProfileEntry {
     std::string kernel;
     int M, N, K;
@@ -55,14 +55,14 @@ struct ProfileEntry {
 };
 struct Profile {
     bool on = false;
-    int depth = 0;                          // of calls inside a product, which counts as one launch
+    int depth = 0;                          // a product counts as one launch, with all launches inside it
     std::vector<ProfileEntry> entries;
 };
 inline Profile profile;
 // Called after each launch with its text, if it is not null: dev/trace.h
 inline void (*after_launch)(const char* text, Stream stream) = nullptr;
 
-// Lives as long as a launch. text: the launch's arguments as they are written, kernel first
+// Measures a launch while it exists. text: the arguments of launch() as written, kernel first
 class ProfiledLaunch {
 public:
     ProfiledLaunch(const char* text, Stream stream, int M = 0, int N = 0, int K = 0) : text(text), stream(stream) {
@@ -81,20 +81,20 @@ public:
     ProfiledLaunch& operator=(const ProfiledLaunch&) = delete;
 
 private:
-    const bool watched = profile.on || after_launch != nullptr;     // else several threads may launch at the same time
+    const bool watched = profile.on || after_launch != nullptr;     // if not, several threads may launch at once
     const char* text;
     Stream stream;
     int at = -1;                            // its entry; -1: none
 };
 
 inline void profile_begin() { profile.on = true; }
-// What was launched since profile_begin(), as a table, one line for each kernel and shape in the order of their first
-// calls; start: when the step began (wall_seconds). Waits for the device.
+// The launches since profile_begin(), as a table with a line for each kernel and shape, in the order of their first
+// calls. start: when the step began (wall_seconds). Waits for the device.
 inline std::string profile_end(double start) {
     struct Sum { size_t calls = 0; double ms = 0.0; };
     std::map<std::tuple<std::string, int, int, int>, Sum> sums;
     std::vector<const ProfileEntry*> order;
-    std::vector<double> empties;                    // they stand in the stream as the launches do
+    std::vector<double> empties;                    // measured among the launches, under the same load
     for (const ProfileEntry& e : profile.entries) { empties.push_back(e.clock.empty()); }
     std::sort(empties.begin(), empties.end());
     const double empty = empties.empty() ? 0.0 : empties[empties.size() / 2];       // the median

@@ -1,8 +1,8 @@
-// base/ptx.cuh -- the instructions of the tensor cores: a function for each and for what feeds them, named after PTX.
+// base/ptx.cuh -- PTX instructions around the tensor cores: one function each, named after its instruction.
 //
 // lane = threadIdx.x % 32, group = lane / 4, pair = lane % 4. A fragment's register holds two bf16, the lower column or
-// row in the low half. Functions that say "warp" are called by all 32 lanes together, those that say "block" by whole
-// warps. On the emulator test/simt/simt_ptx.h defines the same functions.
+// row in the low half. "(warp)": all 32 lanes call the function together. On the emulator test/simt/simt_ptx.h defines
+// the same functions.
 #pragma once
 
 #include "device.h"
@@ -44,12 +44,12 @@ __device__ inline float unpack_lo(uint32_t x) { return __uint_as_float(x << 16);
 __device__ inline float unpack_hi(uint32_t x) { return __uint_as_float(x & 0xffff0000u); }
 
 // ----------------------------------------------------------------------------------------------------------
-// warp and block
+// the lanes of a warp
 
-// shfl.sync.bfly and shfl.sync.idx (warp): the value that lane (own ^ bits) has, and the one that lane `lane` has
+// shfl.sync.bfly and shfl.sync.idx (warp): x of lane (own ^ bits), x of lane `lane`
 __device__ inline float shuffle_xor(float x, int bits) { return __shfl_xor_sync(~0u, x, bits); }
 __device__ inline float shuffle(float x, int lane) { return __shfl_sync(~0u, x, lane); }
-// vote.sync.ballot and popc (warp): for how many lanes it holds
+// vote.sync.ballot and popc (warp): the number of lanes for which it holds
 __device__ inline int count_lanes(bool holds) { return __popc(__ballot_sync(~0u, holds)); }
 
 // bar.warp.sync
@@ -84,11 +84,12 @@ __device__ inline void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint3
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// products of a warpgroup: a block of 128 threads, all of whose warps call each function together
+// products of a warpgroup: a block of 128 threads, whose four warps call each function together
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-// A tile in shared memory with rows of 128 bytes, from a multiple of 1,024 bytes on; of the eight pieces of 16 bytes in
-// row r, piece p lies at p ^ (r & 7). wgmma's descriptor has the address and the distance of eight rows, in 16 bytes.
+// A tile in shared memory: rows of 128 bytes that begin at a multiple of 1,024 bytes. Row r has eight pieces of 16
+// bytes, and piece p lies at p ^ (r & 7). wgmma's descriptor has the address and the size of eight rows, in units of 16
+// bytes.
 struct WgmmaTile {
     uint32_t low;
     __device__ explicit WgmmaTile(const void* p) : low((uint32_t)__cvta_generic_to_shared(p) >> 4) {}
@@ -99,10 +100,11 @@ struct WgmmaTile {
         return descriptor;
     }
 };
-// wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64 or 32: d (64,N) += a (64,16) b (16,N), by which warp w
-// takes the rows from 16 w on. What it reads and writes may be touched after wgmma_wait.
+// wgmma.mma_async.sync.aligned.m64nNk16.f32.bf16.bf16, N = 64 or 32: d (64,N) += a (64,16) b (16,N); warp w has the
+// rows 16 w to 16 w + 15. Its operands must not be touched before wgmma_wait.
 //   d[n]  columns 8 n .. 8 n + 7 of the warp's rows, in the registers of mma_m16n8k16
-//   a     the warp's rows, in those registers; or row r is 16 numbers of row r of a tile, `at` bytes from its start
+//   a     the warp's rows, in the registers of mma_m16n8k16; or row r is 16 numbers of row r of a tile, `at` bytes from
+//         its start
 //   b     column c is 16 numbers of row c of a tile, `at` bytes from its start. Transposed: row k is row k of the tile
 //         that begins at `at`
 #define WGMMA(N, d, operands) "{.reg .pred add; setp.ne.b32 add, 1, 0; " \
@@ -138,14 +140,14 @@ __device__ inline void wgmma(float (&d)[4][4], WgmmaTile a, WgmmaTile b, int at)
 #undef WGMMA_4
 #undef WGMMA_8
 #undef WGMMA_A
-// wgmma.fence: what was written to registers before is seen by the products that follow
+// wgmma.fence: the products that follow see what was written to registers before
 __device__ inline void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
 // wgmma.commit_group, wgmma.wait_group 0: waits for all products
 __device__ inline void wgmma_wait() {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
     asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
 }
-// fence.proxy.async: products after the next barrier see what this thread wrote to shared memory, cp.async included
+// fence.proxy.async: after the next barrier, products see what this thread wrote to shared memory, also by cp.async
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 #else
 struct WgmmaTile { __device__ explicit WgmmaTile(const void*) {} };
@@ -160,8 +162,8 @@ __device__ inline void fence_proxy_async() {}
 // ----------------------------------------------------------------------------------------------------------
 // asynchronous copies
 
-// cp.async.cg.shared.global, 16 bytes, both addresses aligned to 16; zeros if !valid (src-size 0: then `global` is not
-// read). The thread's own copy is there after cp_async_wait, the other threads' after a barrier that follows it.
+// cp.async.cg.shared.global of 16 bytes, both addresses multiples of 16. Not valid: zeros, and `global` is not read
+// (src-size 0). A thread sees its own copies after cp_async_wait, other threads' copies after a barrier behind it.
 __device__ inline void cp_async_16(void* shared, const void* global, bool valid) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
                  :: "r"((uint32_t)__cvta_generic_to_shared(shared)), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -170,7 +172,7 @@ __device__ inline void cp_async_16(void* shared, const void* global, bool valid)
 __device__ inline void cp_async_commit() {
     asm volatile("cp.async.commit_group;" ::: "memory");
 }
-// cp.async.wait_group N: at most the N newest groups are pending
+// cp.async.wait_group N: waits until at most the N newest groups are pending
 template <int N> __device__ inline void cp_async_wait() {
     static_assert(N >= 0, "expected a number of groups");
     asm volatile("cp.async.wait_group %0;" :: "n"(N) : "memory");
@@ -183,7 +185,7 @@ constexpr bool HAS_WGMMA = true;
 #else
 constexpr bool HAS_WGMMA = false;
 #endif
-// The same of the code that this GPU runs, for the host: its compiler knows no architecture
+// HAS_WGMMA of the code that this GPU runs: on the host the macro above has no architecture
 #if defined(__CUDACC__)
 static __device__ bool device_has_wgmma = HAS_WGMMA;
 inline bool runs_wgmma() {

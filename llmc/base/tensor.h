@@ -1,9 +1,9 @@
 // base/tensor.h -- one table for every tensor.
 //
-// A TensorSpec says what a tensor is called, how large it is, how it starts and whether it decays. A TensorTable lays a
-// list of specs out in one allocation (each aligned to 256 bytes), parameters layer by layer. Allocation, initial
-// values, AdamW, gradient norms, checkpoints, --check, gradient checks and comparisons in tests are all loops over
-// specs, by name. A FileTensor maps a named tensor of a checkpoint file to rows of such a tensor.
+// A TensorSpec has a tensor's name, size, initial values and weight decay. A TensorTable lays a list of specs out in
+// one allocation, each tensor aligned to 256 bytes, parameters layer by layer. Allocation, initial values, AdamW,
+// gradient norms, checkpoints, --check and the tests' comparisons are loops over specs, by name. A FileTensor maps a
+// tensor of a checkpoint file to rows of one of these tensors.
 #pragma once
 
 #include <cfloat>
@@ -20,28 +20,28 @@ inline InitRule normal(float std) { return {Init::Normal, 0.0f, std}; }
 inline InitRule uniform(float lo, float hi) { return {Init::Uniform, lo, hi}; }
 inline InitRule constant(float value) { return {Init::Constant, value, 0.0f}; }
 
-// Which activations exist once per layer. Scratch: none. Saved: while training. Cached: while training and while
-// generating, because later tokens of a sequence read them. Backward: none, and only while training.
+// How long an activation is kept. Scratch: all layers share it. Saved: each layer has its own while training. Cached:
+// also while generating, because later tokens of a sequence read it. Backward: shared, and exists only while training.
 enum class Keep { Scratch, Saved, Cached, Backward };
 
 struct TensorSpec {
     std::string name;                       // "qkvw"
-    int layers = 0;                         // L: one per layer, contiguous; 0: one for the model
+    int layers = 0;                         // L: one for each layer, side by side; 0: one for the model
     size_t rows = 0, cols = 0;              // row-major; cols = 0: a vector of `rows` elements
     InitRule init = {Init::Constant, 0, 0};
-    bool decay = false;                     // weight decay: matrices and embeddings only
-    float lo = -FLT_MAX, hi = FLT_MAX;      // every update projects the elements into [lo, hi]
+    bool decay = false;                     // weight decay: for matrices and embeddings
+    float lo = -FLT_MAX, hi = FLT_MAX;      // every update keeps the elements within [lo, hi]
     Keep keep = Keep::Scratch;              // activations only
-    size_t element = sizeof(float);         // bytes per element; only activations have other elements than float32
+    size_t element = sizeof(float);         // bytes per element; parameters are float32
 
     size_t row_size() const { return cols == 0 ? 1 : cols; }
     size_t layer_size() const { return rows * row_size(); }
     size_t size() const { return layer_size() * (size_t)imax(layers, 1); }
-    size_t floats() const { return ceil_div(size() * element, sizeof(float)); }     // the space it takes
+    size_t floats() const { return ceil_div(size() * element, sizeof(float)); }     // its space, in float32 elements
 };
 
-// A tensor of a checkpoint file: rows row0 .. row0 + rows - 1 of one layer of an internal tensor, transposed or not.
-// Its shape in the file is (rows, cols), or (cols, rows) when transposed, or (rows) for a vector.
+// A tensor of a checkpoint file: rows row0 .. row0 + rows - 1 of a layer of a spec's tensor, perhaps transposed. Its
+// shape in the file is (rows, cols), (cols, rows) if transposed, or (rows) for a vector.
 struct FileTensor {
     std::string name;                       // "transformer.h.0.attn.c_attn.weight"
     std::string tensor;                     // "qkvw"
@@ -51,12 +51,12 @@ struct FileTensor {
     std::optional<InitRule> init = {};      // how it starts, if not as the whole tensor does
 };
 
-// The address of a tensor: p(l) is layer l. A stride of 0 shares one layer's memory among all layers.
+// Where a tensor lies: p(l) is layer l. stride 0: all layers share one place.
 template <class T> struct LayerPointer {
     T* base = nullptr;
     size_t stride = 0;
     T* operator()(int layer = 0) const { return base + (size_t)layer * stride; }
-    bool saved() const { return stride > 0; }           // each layer's has its own place
+    bool saved() const { return stride > 0; }           // each layer has its own place
 };
 
 // elements begin .. end - 1
@@ -64,16 +64,16 @@ struct Slice {
     size_t begin, end;
     size_t size() const { return end - begin; }
 };
-// Ranks and the gradient's norm divide a layout at multiples of this many elements, for any number of ranks.
+// Ranks and the gradient's norm cut a layout at multiples of this many elements, whatever the number of ranks.
 constexpr size_t SLICE_UNIT = 16384;
 
-// Neighbouring elements of a tensor that lie side by side: first .. first + size - 1 of all its layers', at `at`.
+// Elements of a tensor that lie side by side: first .. first + size - 1, counted through all layers, at `at`.
 struct TensorPiece { size_t tensor, first, at, size; };
 
 struct TensorTable {
     std::vector<TensorSpec> specs;
-    std::vector<size_t> offsets;            // of each tensor's layer 0, in float32 elements
-    std::vector<size_t> strides;            // from a layer to the next; 0: one for the model
+    std::vector<size_t> offsets;            // where each tensor's layer 0 begins, in float32 elements
+    std::vector<size_t> strides;            // from a layer to the next; 0: the model has one
     std::vector<Slice> blocks;              // of lay_out_by_layer(); none otherwise
     size_t total = 0;                       // float32 elements, alignment gaps included
 
@@ -86,9 +86,9 @@ struct TensorTable {
     // where a layer of tensor i begins
     size_t offset(size_t i, int layer = 0) const { return offsets[i] + (size_t)layer * strides[i]; }
 
-    // Lays a model's parameters out in blocks that a step finishes one after the other: block 0 has the tensors from
-    // `encoding` on, block 1 those that the model has once, and block 2 + l those of layer l. Each is padded to whole
-    // SLICE_UNITs.
+    // Lays a model's parameters out in blocks, because a step finishes their gradients block by block. Block 0 has the
+    // tensors from `encoding` on, block 1 the tensors that the model has once, block 2 + l the tensors of layer l. Each
+    // block is padded to whole SLICE_UNITs.
     void lay_out_by_layer(size_t encoding) {
         const auto close = [&](size_t begin) {
             total = begin + round_up(total - begin, SLICE_UNIT);
@@ -118,16 +118,16 @@ struct TensorTable {
         }
         for (size_t i = 0; i < encoding; i++) {
             if (specs[i].layers == 0) { continue; }
-            strides[i] = blocks.back().size();              // all layers are alike, and offsets[i] is the last one's
+            strides[i] = blocks.back().size();              // all layers are alike; offsets[i] is in the last layer
             offsets[i] -= (size_t)(layers - 1) * strides[i];
         }
     }
-    // the contents of a slice of the layout, tensor by tensor
+    // the pieces of tensors in a slice of the layout, tensor by tensor
     std::vector<TensorPiece> pieces(Slice slice) const {
         std::vector<TensorPiece> all;
         for (size_t i = 0; i < specs.size(); i++) {
             const size_t n = specs[i].layer_size();
-            bool open = false;                              // the last piece is this tensor's
+            bool open = false;                              // whether the last piece is this tensor's
             for (int l = 0; l < imax(specs[i].layers, 1); l++) {
                 const size_t at = offset(i, l);
                 const size_t begin = std::max(at, slice.begin), end = std::min(at + n, slice.end);
@@ -142,7 +142,7 @@ struct TensorTable {
         }
         return all;
     }
-    // index of the tensor of that name, or -1
+    // the tensor's index, or -1
     int find(const std::string& name) const {
         for (size_t i = 0; i < specs.size(); i++) { if (specs[i].name == name) { return (int)i; } }
         return -1;
@@ -152,19 +152,19 @@ struct TensorTable {
         if (i < 0) { die(EXIT_BAD_INPUT, "there is no tensor named %s", name.c_str()); }
         return i;
     }
-    // the tensor of that name inside an allocation of this layout; null when `data` is null
+    // where the tensor lies in `data`, an allocation of this layout; null if `data` is
     template <class T> LayerPointer<T> pointer(T* data, const std::string& name) const {
         const size_t i = (size_t)index(name);
         return {data == nullptr ? nullptr : data + offsets[i], strides[i]};
     }
-    // the same for a tensor whose elements are not the allocation's
+    // the same for a tensor of other elements
     template <class T> LayerPointer<T> pointer_as(float* data, const std::string& name) const {
         const LayerPointer<float> p = pointer(data, name);
         const size_t element = specs[(size_t)index(name)].element;
         check(element == sizeof(T), "%s: expected elements of %zu bytes, got %zu", name.c_str(), sizeof(T), element);
         return {(T*)p.base, p.stride};
     }
-    // number of elements of all tensors, gaps not counted
+    // the number of elements, without gaps
     size_t elements() const {
         size_t n = 0;
         for (const TensorSpec& s : specs) { n += s.size(); }
@@ -172,9 +172,9 @@ struct TensorTable {
     }
 };
 
-// Initial values of a part of the layout that contains whole layers of each tensor, on the host: data (part). An
-// element is a function of (seed, its tensor's name in the file, its index there), so tensors that two models share
-// start equal even if the models differ elsewhere. Elements without a FileTensor (padding) stay 0.
+// Initial values of `part`, a part of the layout with whole layers of each tensor: data (part), on the host. An element
+// is a function of the seed, its tensor's name in the file and its index there, so tensors that two models share start
+// equal. Elements without a FileTensor (padding) stay 0.
 inline void init_tensors(float* data, Slice part, const TensorTable& table, const std::vector<FileTensor>& files,
                          uint64_t seed) {
     for (const FileTensor& f : files) {

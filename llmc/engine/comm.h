@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "../base/device.h"
+#include "../base/host.h"
 #include "safetensors.h"
 #include "flags.h"
 #include "launch.h"

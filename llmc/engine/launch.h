@@ -15,6 +15,7 @@
 
 #include "../base/device.h"
 #include "../base/common.h"
+#include "../base/host.h"
 
 // by: "mpirun" also stands for srun with PMI; empty if there is no launcher
 struct Launch {

@@ -6,6 +6,7 @@
 
 #include "../attention/choose.cuh"
 #include "../base/gpu.h"
+#include "../base/host.h"
 #include "../matmul.cuh"
 #include "checkpoint.h"
 #include "log.h"

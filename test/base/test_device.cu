@@ -7,6 +7,7 @@
 
 #include "llmc/base/math.h"
 #include "llmc/base/common.h"
+#include "llmc/base/host.h"
 
 namespace {
 

@@ -36,7 +36,7 @@
 #include <ucontext.h>
 
 #include "../../llmc/base/common.h"
-#include "../../llmc/base/host.h"
+#include "../../llmc/base/floats.h"
 
 #if defined(__SANITIZE_ADDRESS__)
 #define SIMT_ASAN 1

@@ -45,8 +45,8 @@ static double ulps(float got, double want) {
 // The range in which a function must have its error; beyond it, the limits that its comment states. Over all floats on
 // the emulator, whose instructions have the largest error that a GPU's may have, the worst errors of exp, log1p,
 // sigmoid and softplus are 4.89, 5.20, 8.08 and 9.18 ulp.
-struct Range { Function function; float from, to; double most; };
-static const Range RANGES[] = {
+struct Interval { Function function; float from, to; double most; };
+static const Interval RANGES[] = {
     {EXP, -87.33f, 88.37f, 5}, {LOG1P, -0.899f, FLT_MAX, 6}, {SIGMOID, -87.0f, FLT_MAX, 9},
     {SOFTPLUS, -86.0f, FLT_MAX, 10}, {GAUSSIAN, -13.2f, 13.2f, 5}, {CDF, -12.9f, FLT_MAX, 14},
 };
@@ -58,7 +58,7 @@ KERNEL_TEST("fast functions: errors over their whole range") {
     const size_t chunk = 1 << 20;
     DeviceArray<float> out(chunk);
     std::string errors;
-    for (const Range& r : RANGES) {
+    for (const Interval& r : RANGES) {
         double worst = 0;
         float where = 0;
         for (uint64_t first = 0; first < (uint64_t)1 << 32; first += chunk * step) {
