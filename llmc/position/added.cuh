@@ -1,17 +1,17 @@
-// position/added.cuh -- encodings that are added to the token embedding. t is the position in the document, where the
-// attention mask tells documents apart.
+// position/added.cuh -- encodings added to the token embedding. t is a token's position in its document, if the
+// attention mask tells documents apart, else in the sequence.
 //
-//   learned      x_bt += wpe_t, a vector for each position of the trained length, beyond which there is none
+//   learned      x_bt += wpe_t, a vector for each position of the trained length; longer texts are an error
 //                backward: dwpe_t += sum_b dx_bt, in the order of b         (Vaswani et al. 2017; GPT-2, BERT)
 //   sinusoidal   x = a x + s pe_t     pe[t,2i] = sin(t / 10000^(2i/C))     pe[t,2i+1] = cos(same)
 //                backward: dx *= a                                          (Vaswani et al. 2017, 3.4 and 3.5)
-//                s is `scale`, 0.1 as in the authors' code, and a = 1. embed=sqrt,scale=1 is Vaswani et al.: a =
-//                sqrt(C). With s = a = 1 the sines would drown embeddings of std 0.02.
+//                s is `scale`, 0.1 as in the CABLE paper's code; a is 1, or sqrt(C) with embed=sqrt. Vaswani et al. is
+//                embed=sqrt,scale=1. With s = a = 1 the sines would drown embeddings of std 0.02.
 #pragma once
 
 #include "encoding.cuh"
 
-// One block per row of x.
+// one block per row of x
 static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T, int t0, int C, AttentionMask mask,
                                               int stride) {
     const size_t b = blockIdx.x / T;
@@ -21,7 +21,7 @@ static __global__ void learned_forward_kernel(floatX* x, const float* wpe, int T
     for (int c = threadIdx.x; c < C; c += blockDim.x) { x[c] = (floatX)((float)x[c] + wpe[c]); }
 }
 
-// One block per position p, the only one that adds to wpe_p. Each document may have a token there.
+// One block per position p; no other block adds to dwpe_p. Each document may have a token at p.
 static __global__ void learned_backward_kernel(float* dwpe, const floatX* dx, int B, int T, int C, AttentionMask mask) {
     const int p = blockIdx.x;
     const int end = mask.documents == nullptr ? p + 1 : T;
@@ -59,9 +59,8 @@ struct Learned : Encoding {
 // ----------------------------------------------------------------------------------------------------------
 // sinusoidal
 
-// One block per token of a sequence: the sines of its position are computed once, in double because a float angle is
-// off by 0.004 at t = 100,000, and added to that row of every sequence; again where it has another position in its
-// document. factor: of the embedding, scale: of the sines
+// One block for token t0 + t of all sequences: computes the sines of its position once, and again for a sequence in
+// which the token has another position in its document. factor multiplies the embedding, scale the sines.
 static __global__ void sinusoidal_forward_kernel(floatX* x, int B, int T, int t0, int C, float factor, float scale,
                                                  AttentionMask mask, int stride) {
     const size_t t = blockIdx.x;

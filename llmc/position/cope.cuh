@@ -1,7 +1,7 @@
 // position/cope.cuh -- contextual position encoding (CoPE, Golovneva et al. 2024): a key's position is a count of the
 // keys that the query chooses to count.
 //
-//   g_ij = sigmoid(s_ij)                     s_ij: the score, q_i.k_j / sqrt(HS); 0 where i does not see j
+//   g_ij = sigmoid(s_ij)                     s_ij: the score, q_i.k_j / sqrt(HS). g_ij = 0 where i does not see j
 //   p_ij = min(sum of g_it for t = j .. i, npos - 1)
 //   B_ij = q_i.e[p_ij]                       e (HS,npos), one for each layer and all its heads, linear between integers
 //
@@ -13,33 +13,34 @@
 //     dp_ij = dlogit_ij (z_i[f+1] - z_i[f]), 0 at the last position
 //     ds_it = dlogit_it + g_it (1 - g_it) sum of dp_ij for j <= t
 //
-// B depends on the scores of other keys, so the portable attention kernels hand this functor whole tiles of scores
-// (counts_gates). The forward meets the keys from the query downwards and sums the gates as it goes. The backward meets
-// them upwards: a sum that starts at the forward's total and loses each gate, and a sum of dp. All are float64: a
-// position is a difference of two sums over the text, and rows of dlogit cancel. Causal models only: a key after the
-// query has no count.
+// B depends on the scores of other keys, so the portable attention kernels give this functor whole tiles of scores
+// (counts_gates). The forward takes the keys from the query downwards and sums their gates. The backward takes them
+// upwards: it subtracts each gate from the forward's total, and sums dp. The sums are float64, because a position is a
+// difference of two sums over the text, and rows of dlogit cancel. Causal models only: keys after a query are not
+// counted.
 #pragma once
 
 #include "../base/matrix.cuh"
 #include "encoding.cuh"
 
 constexpr int COPE_TILE = 128;                      // as wide as a tile of the attention kernels may be
-constexpr int COPE_ROWS = LANES > 1 ? 8 : 1;        // of e, whose gradients a block sums
-constexpr int COPE_MOST = 4096;                     // positions; a block keeps COPE_ROWS times as many doubles
+constexpr int COPE_ROWS = LANES > 1 ? 8 : 1;        // a block sums the gradients of this many rows of e
+constexpr int COPE_MOST = 4096;                     // positions; a block keeps COPE_ROWS doubles for each
 
 struct CopeBias : BiasFunctor {
     static constexpr bool counts_gates = true;
     const float* z;             // (B*NH,T,npos)
     float* dz;
     double* total;              // (B*NH,T): the sum of a query's gates
-    double *rest, *dgate;       // (B*NH,T): of the backward, gates that are still to come, dp so far
+    double *rest, *dgate;       // (B*NH,T), in the backward: the sum of gates still to come; the sum of dp so far
     const double* split_gates;  // (B*NH,ceil(T/DECODE_SPLIT)), while decoding
     int npos, T;
 
     struct Tile { __device__ float operator()(int, int) const { return 0.0f; } };
-    __device__ Tile tile(int, int, int) const { return {}; }        // all of B is in the scores by then
+    __device__ Tile tile(int, int, int) const { return {}; }        // add_bias has added B to the scores
 
-    // A position as the number of an interval and a place in it. A NaN is the last one, its score a NaN anyway.
+    // The position for a count, and the interval in which it lies. A NaN becomes the last position; its score is NaN
+    // anyway.
     __device__ float limit(double count) const { return (float)(count < npos - 1 ? count : npos - 1); }
     __device__ int interval(float position) const { return imin((int)position, npos - 2); }
     __device__ float at(const float* z_i, float position) const {
@@ -48,8 +49,8 @@ struct CopeBias : BiasFunctor {
     }
 };
 
-// Overloads any_bias.cuh's. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0. The tiles of
-// a query come from its own key downwards. Each thread handles some of the queries.
+// Overloads of any_bias.cuh's functions. scores (keys, queries) += B; a hidden key's score is -inf, so its gate is 0.
+// The tiles of a query come from its own key downwards. Each thread has some of the queries.
 __device__ inline void add_bias(const CopeBias& bias, const Matrix<float>& scores, int bh, const PairRange& t,
                                 const float*) {
     const size_t first = (size_t)bh * bias.T + t.i0;
@@ -66,12 +67,12 @@ __device__ inline void add_bias(const CopeBias& bias, const Matrix<float>& score
     }
 }
 
-// Overloads any_bias.cuh's, for one query and the keys of a split; a hidden key has no gate here, too.
+// One query and the keys of a split, for decoding. A hidden key has no gate here either.
 __device__ inline void add_row_bias(const CopeBias& bias, float* scores, float* room, int bh, int i, int j0, int nj,
                                     float) {
     const int splits = i / DECODE_SPLIT + 1;
     const double* gates = bias.split_gates + (size_t)bh * ceil_div(bias.T, DECODE_SPLIT);
-    double count = 0.0;                                     // of the splits nearer to the query
+    double count = 0.0;                                     // of the splits closer to the query
     for (int s = j0 / DECODE_SPLIT + 1 + (int)threadIdx.x; s < splits; s += blockDim.x) { count += gates[s]; }
     count = block_sum(count);
     SIMD
@@ -86,8 +87,9 @@ __device__ inline void add_row_bias(const CopeBias& bias, float* scores, float* 
     for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += bias.at(z, room[c]); }
 }
 
-// Overloads any_bias.cuh's. P (queries, keys) holds scores and becomes probabilities; dscore holds dP and becomes the
-// gradient of the scores. lse, row_dot: of the tile's queries. A query's tiles come upwards. A thread has some queries.
+// P (queries, keys) has scores and becomes probabilities; dscore has dP and becomes the gradient of the scores. lse,
+// row_dot: of the tile's queries. The tiles of a query come upwards to its own key. Each thread has some of the
+// queries.
 __device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& P, const Matrix<float>& dscore, int bh,
                                      const PairRange& t, const float* lse, const float* row_dot, const float*) {
     const int npos = bias.npos;
@@ -98,7 +100,7 @@ __device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& 
         float* ds = dscore.row(r);
         float gate[COPE_TILE], place[COPE_TILE], slope[COPE_TILE];
         const int seen = imin(t.nj, t.i0 + r + 1 - t.j0);
-        // 1. the gates, and the logits of their positions
+        // 1. gates, positions, logits
         SIMD
         for (int c = 0; c < seen; c++) { gate[c] = sigmoid(p[c]); }
         double count = bias.rest[row];
@@ -120,7 +122,7 @@ __device__ inline void take_gradient(const CopeBias& bias, const Matrix<float>& 
             p[c] = 0.0f;
             ds[c] = 0.0f;
         }
-        // 3. dz, by runs of keys in one interval, and the scores' part through the gates
+        // 3. dz, by runs of keys in one interval, and the gradient that the scores get through their gates
         float* dz_i = bias.dz + row * npos;
         double through = bias.dgate[row];
         for (int c = 0; c < seen;) {
@@ -159,7 +161,7 @@ static __global__ void cope_forward_kernel(float* z, const floatX* qkv, const fl
     }
 }
 
-// dq += e dz. One block per token; those after a sequence's end have dz = 0
+// dq += e dz. One block per token; after a sequence's end dz is 0.
 static __global__ void cope_dq_kernel(floatX* dqkv, const float* dz, const float* e, int T, int NH, int HS, int OC,
                                       int npos) {
     const size_t b = blockIdx.x / T;
@@ -168,13 +170,12 @@ static __global__ void cope_dq_kernel(floatX* dqkv, const float* dz, const float
     for (int c = threadIdx.x; c < NH * HS; c += blockDim.x) {
         const float* dz_h = dz + ((b * NH + c / HS) * T + t) * npos;
         const float* e_d = e + c % HS * npos;
-        const auto sum = sums_over<1>(0, npos, 1, [&](float* s, int n) { s[0] += dz_h[n] * e_d[n]; });
-        dq[c] = (floatX)((float)dq[c] + sum.x[0]);
+        dq[c] = (floatX)((float)dq[c] + dot(dz_h, e_d, npos));
     }
 }
 
-// parts (B*NH,HS,npos): q^T dz of a sequence and a head. One block for COPE_ROWS of HS; shared memory: as many rows of
-// npos doubles
+// parts (B*NH,HS,npos): q^T dz of each sequence and head. One block per COPE_ROWS channels, with COPE_ROWS * npos
+// doubles of shared memory
 static __global__ void cope_de_kernel(float* parts, const floatX* qkv, const float* dz, const int* kv_len, int T,
                                       int NH, int HS, int OC, int npos) {
     const int groups = ceil_div(HS, COPE_ROWS);
@@ -198,7 +199,7 @@ static __global__ void cope_de_kernel(float* parts, const floatX* qkv, const flo
     float* part = parts + ((size_t)bh * HS + d0) * npos;
     for (int x = threadIdx.x; x < rows * npos; x += blockDim.x) { part[x] = (float)sum[x]; }
 }
-// de (HS,npos) += the parts, in their order
+// de (HS,npos) += the parts, in order
 static __global__ void cope_reduce_kernel(float* de, const float* parts, int BNH, int count) {
     const GridSpan s = grid_span((size_t)count);
     for (size_t x = s.begin; x < s.end; x += s.step) {
@@ -208,8 +209,8 @@ static __global__ void cope_reduce_kernel(float* de, const float* parts, int BNH
     }
 }
 
-// gates (BNH,ceil(stride/DECODE_SPLIT)): the sum over each split of the gates of the query at t0. One block per split
-// and (batch, head), as in attention/decode.cuh; shared memory: the query
+// gates (BNH,ceil(stride/DECODE_SPLIT)): the sum of the gates of the query at t0 over each split. One block per split
+// and (batch, head), as in attention/decode.cuh, with the query in shared memory
 static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv, int t0, AttentionMask mask,
                                                int stride, int NH, int HS, int OC, float scale, int BNH) {
     const int bh = blockIdx.x % BNH;
@@ -227,8 +228,7 @@ static __global__ void cope_split_gates_kernel(double* gates, const floatX* qkv,
     for (int j = j0 + (int)threadIdx.x; j < end; j += blockDim.x) {
         if (mask.exists() && mask.hides(t0, j, begin)) { continue; }
         const floatX* k_j = k + (size_t)j * OC;
-        const auto score = sums_over<1>(0, HS, 1, [&](float* s, int d) { s[0] += query[d] * (float)k_j[d]; });
-        sum += (double)sigmoid(score.x[0]);
+        sum += (double)sigmoid(dot(query, k_j, HS));
     }
     sum = block_sum(sum);
     if (threadIdx.x == 0) { gates[(size_t)bh * ceil_div(stride, DECODE_SPLIT) + split] = sum; }
@@ -268,7 +268,7 @@ struct Cope : Encoding {
     }
     void begin_backward(const floatX* qkv, int B, int T, Stream stream) const {
         const size_t rows = (size_t)B * v.NH * T;
-        const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);        // z was another layer's since
+        const Grid grid((size_t)B * T, 64, sizeof(float) * npos(), stream);        // z was another layer's meanwhile
         launch(cope_forward_kernel, grid, z, qkv, e.value, T, 0, v.stride, v.NH, v.HS, v.OC, npos());
         device_zero(dz, sizeof(float) * rows * npos(), stream);
         copy_on_device(rest, total, sizeof(double) * rows, stream);

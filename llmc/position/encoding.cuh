@@ -1,14 +1,18 @@
-// position/encoding.cuh -- what a positional encoding is: the struct to derive from, and its bias functor.
+// position/encoding.cuh -- what a positional encoding is: the struct to derive from, what it is told, its bias functor.
 //
-// An encoding is one struct that derives from Encoding and overrides what it does, in the order of a step:
+// An encoding derives from Encoding and overrides what it does. In the order of a step:
 //   declare          its parameters, its arrays, and the columns it wants from the qkv matmul
 //   embed_forward    changes the token embeddings                             embed_backward      (learned, sinusoidal)
 //   prepare_forward  rotates q and k, scales q, or turns its columns of qkv   prepare_backward    (rope, ssmax, cable;
 //                    into what its bias needs                                           the tables of t5 and kerple)
 //   bias             a functor, added to the scaled scores inside the attention kernels; its backward receives dlogit
 // and, if need be, defaults, hooks and score_factor. The functor is the template argument of a GPU's attention
-// kernels, so encodings that share one (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope: NoBias)
-// share the compiled kernels. toeplitz.cuh is a small example, cable.cuh the full one; docs/new_encoding.md adds one.
+// kernels, so encodings with the same functor (t5, t5_clip, kerple: ToeplitzBias; none, learned, sinusoidal, rope:
+// NoBias) share the compiled kernels. toeplitz.cuh has small examples, cable.cuh a full one; docs/new_encoding.md adds
+// three.
+//
+// declare(t) is the only list of an encoding's tensors. t is PositionTables, which collects the list before anything is
+// allocated, or PositionBinder, which sets the encoding's pointers when it is bound to a layer.
 #pragma once
 
 #include <climits>
@@ -19,26 +23,19 @@
 #include "../base/tensor.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// what an encoding is told: which keys a token sees (--window, --sinks, --document_mask), the model, its tensors. Its
-// declare(t) lists these once, and is called with either of two t: PositionTables
-// collects the list before anything is allocated; PositionBinder goes through it again, and sets the pointers of an
-// encoding that is bound to a layer.
+// the keys that a query sees (--window, --sinks, --document_mask)
 
-// ----------------------------------------------------------------------------------------------------------
-// the keys that a query sees
-
-// Which of the keys in its range (causal, or all up to the sequence's end) a query sees, `begin` being where its
-// document begins:
+// Of the keys in its range (causal: up to its own; else up to the sequence's end) query i sees the keys j with
 //   j >= begin  and  (|i - j| < window  or  j < begin + sinks)          window = 0: all of the document
-// A window of W shows a causal query its own key and the W - 1 before it, a bidirectional one W - 1 on either side;
-// sinks are the first tokens (Xiao et al. 2024). A query always sees its own key. Documents are told apart in causal
-// models alone, where end_of_text is given: each begins with that token. Otherwise a sequence is one document. The rule
-// is only for attention: CABLE's sums run on, as only their differences count.
+// `begin` is where its document begins. A query always sees its own key; a window of W adds the W - 1 keys before it
+// and, if bidirectional, the W - 1 keys after it. Sinks are a document's first tokens (Xiao et al. 2024). If
+// end_of_text is given, in causal models only, each document begins with that token; else a sequence is one document.
+// The rule is only for attention: CABLE's sums run on, because only their differences count.
 struct AttentionMask {
     int window = 0;
     int sinks = 0;
     int end_of_text = -1;
-    const int* documents = nullptr;         // (B,T) on the device: where each token's begins; null: at 0
+    const int* documents = nullptr;         // (B,T) on the device: where each token's document begins; null: at 0
 
     __host__ __device__ bool by_document() const { return end_of_text >= 0; }
     __host__ __device__ bool exists() const { return window > 0 || by_document(); }
@@ -58,7 +55,7 @@ struct AttentionMask {
     }
     __device__ int begin(int i) const { return documents == nullptr ? 0 : documents[i]; }
     __device__ int position(int i) const { return i - begin(i); }       // in the document
-    // whether query i does not see key j. For a mask that exists; begin: begin(i)
+    // whether query i does not see key j. The mask must exist; begin: begin(i)
     __host__ __device__ bool hides(int i, int j, int begin) const {
         return j < begin || (j >= begin + sinks && (j <= i - window || j >= i + window));
     }
@@ -74,15 +71,15 @@ struct AttentionMask {
     }
 };
 
-// documents (B,stride) from tokens (B,T) at t0 .. t0+T-1: of each token, the last end_of_text up to it, or 0
+// documents (B,stride) for the tokens (B,T) at t0 .. t0+T-1: the last end_of_text up to each of them, or 0
 void find_documents(int* documents, const int* tokens, int end_of_text, int B, int T, int t0, int stride,
                     Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-// One block per sequence: where the documents of the tokens t0 .. t0+T-1 begin, continuing from t0 - 1. Each thread
-// searches a piece of them, and then combines it with the earlier pieces.
+// One block per sequence, continuing from token t0 - 1. Each thread searches a piece of the tokens, then takes the
+// earlier pieces into account.
 __global__ void documents_kernel(int* documents, const int* tokens, int T, int t0, int stride, int end_of_text) {
-    int* last = (int*)dynamic_shared();                     // (threads): the last document that begins in each piece
+    int* last = (int*)dynamic_shared();                     // (threads): where the last document of each piece begins
     documents += (size_t)blockIdx.x * stride + t0;
     tokens += (size_t)blockIdx.x * T;
     const int piece = ceil_div(T, (int)blockDim.x);
@@ -109,10 +106,10 @@ LAUNCHER void find_documents(int* documents, const int* tokens, int end_of_text,
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
-// what a model is told of positions: its encodings, and what holds for all of them
+// what an encoding is told: its hyperparameters, what a run sets for all encodings, the model's shape
 
-// A number, positive where --pos gives it, or one of the words of `choices`, "plain|sqrt", kept as the word's number.
-// config.json has all but a number of 0, which was not given.
+// A positive number, or one of the words of `choices`, "plain|sqrt", kept as the word's index. A number of 0 was not
+// given; config.json leaves it out.
 struct Hyperparameter {
     std::string key;
     double value = 0;
@@ -127,7 +124,7 @@ using Hyperparameters = std::vector<Hyperparameter>;
 
 // One encoding: "t5_clip:K=64"
 struct EncodingConfig {
-    int kind = 0;                                   // its row in POSITIONS, position/table.h
+    int kind = 0;                                   // its row in POSITIONS (table.h)
     std::string name = "none";
     Hyperparameters values;
 
@@ -139,21 +136,21 @@ struct EncodingConfig {
 };
 
 enum class RopeScaling { None, PI, NTK, YaRN, LongRoPE };
-enum class TileSkip { Off, Exact, Default };        // of tiles that the bias has zeroed: attention/flash/bias.cuh
+enum class TileSkip { Off, Exact, Default };        // which tiles zeroed by a bias are skipped: flash/bias.cuh
 
-// The encodings of a model, and what a run says of all of them
+// The encodings of a model, and what a run sets for all of them
 struct PositionConfig {
-    std::string name = "none";                      // of all encodings: "rope+cable" in one layer, "rope,none" in turns
+    std::string name = "none";                      // "rope+cable": both in each layer; "rope,none": layers in turn
     std::vector<EncodingConfig> parts = {{}};       // the different ones
-    std::vector<std::vector<int>> pattern = {{0}};  // layer l has pattern[l % pattern.size()], last step first
+    std::vector<std::vector<int>> pattern = {{0}};  // layer l has parts pattern[l % pattern.size()], last step first
     int T_train = 1024;                             // the length the model is, or was, trained at
     RopeScaling scaling = RopeScaling::None;        // config.json's rope_scaling
     double scaling_factor = 0;                      // 0: max(1, T / original_length()) at each length
-    int T_original = 0;                             // the length that is stretched; 0: T_train
-    std::vector<double> short_factor, long_factor;  // of LongRoPE, for each pair, up to that length and beyond it
-    double other_theta = 0;                         // --rope_theta, where the evaluated checkpoint has another; else 0
+    int T_original = 0;                             // the length that scaling stretches; 0: T_train
+    std::vector<double> short_factor, long_factor;  // LongRoPE: for each pair, up to T_original and beyond
+    double other_theta = 0;                         // --rope_theta if the evaluated checkpoint has another; else 0
     TileSkip tile_skip = TileSkip::Default;
-    AttentionMask mask;                             // but for its window
+    AttentionMask mask;                             // without its window
     std::vector<int> windows = {0};                 // layer l has windows[l % windows.size()]; 0: no window
 
     bool has(const char* encoding) const {
@@ -166,28 +163,25 @@ struct PositionConfig {
         return of_layer;
     }
     int original_length() const { return T_original > 0 ? T_original : T_train; }
-    // how much longer than that rope is made for T tokens
+    // how many times original_length() rope is stretched to for T tokens
     double stretch(int T) const {
         if (scaling == RopeScaling::None) { return 1.0; }
         return scaling_factor > 0 ? scaling_factor : std::max(1.0, (double)T / original_length());
     }
 };
 
-// ----------------------------------------------------------------------------------------------------------
-// what an encoding is told, and what it declares
-
-// The shape of a model's layers. Arrays over time are (B,NH,stride): a sequence has room for `stride` tokens. T is
-// always the tokens of one call, which are fewer while a text is generated.
+// The shape of a model's layers. Arrays over time are (B,NH,stride), with room for `stride` tokens of each sequence; T
+// is the number of tokens in one call, smaller than stride while a text is generated.
 struct PositionShape {
     int L = 0;                                      // layers
     int NH = 0, HS = 0;                             // heads and their size
     int B = 0, stride = 0;                          // 0: only the parameters are needed
     bool causal = true;
-    bool decodes = false;                           // attention_decode will run over these arrays
+    bool decodes = false;                           // attention_decode will read these arrays
     int C() const { return NH * HS; }               // channels
 };
 
-// How a checkpoint names the tensors: those of layer l begin with LAYER + l + SUFFIX, those of the model with MODEL.
+// How a checkpoint names tensors: `layer` l `suffix` NAME in layer l, `model` NAME if the model has one
 struct PositionNames {
     const char* layer = "transformer.h.";
     const char* suffix = ".attn.";
@@ -201,27 +195,28 @@ struct QkvShape {
     __host__ __device__ int C() const { return NH * HS; }
 };
 
-// An encoding is bound to one layer of a running model.
+// The layer of a running model that an encoding is bound to
 struct PositionView : PositionShape {
-    const PositionConfig* run = nullptr;            // what holds for all encodings
-    const EncodingConfig* config = nullptr;         // this one
-    int layer = 0;                                  // which of the layers that have it this is
-    int columns = 0;                                // of qkv: q, k, v, the encodings' and padding
+    const PositionConfig* run = nullptr;            // for all encodings
+    const EncodingConfig* config = nullptr;         // this encoding's
+    int layer = 0;                                  // counted among the layers that have this encoding
+    int columns = 0;                                // of qkv: q, k, v, the encoding's and padding
     int OC = 0;                                     // from a row of qkv to the next
     AttentionMask mask;                             // the run's, with this batch's documents
-    float score_factor = 1.0f;                      // of the other encodings of this layer
-    // Both (B,NH,stride), null where no encoding scales the logits (ssmax.cuh). factor: of each query's logits; q is
-    // multiplied already. moment: the sum over a row of B_ij dB_ij, which attention's backward leaves for dfactor.
+    float score_factor = 1.0f;                      // from the other encodings of this layer
+    // Both (B,NH,stride), null unless ssmax scales the logits (ssmax.cuh). factor multiplies each query's logits: q is
+    // multiplied already, attention multiplies the bias. moment: sum_j B_ij dB_ij, left by attention's backward for
+    // dfactor.
     float *factor = nullptr, *moment = nullptr;
     const int* kv_len = nullptr;                    // (B) on the device: keys >= kv_len[b] are masked; null: all T keys
     int forgotten = 0;                              // keys of a window whose memory is gone (lab/evaluate.h)
     const TensorTable *params = nullptr, *acts = nullptr;
-    size_t first_param = 0, first_act = 0;          // of the encoding's own, in these tables
+    size_t first_param = 0, first_act = 0;          // where the encoding's tensors begin in these tables
     float *master = nullptr, *grads = nullptr;      // laid out by params; grads is null while evaluating
     float* act_data = nullptr;                      // laid out by acts
 
     PositionView(const PositionShape& shape = {}) : PositionShape(shape) {}
-    // room: stride; or T, of a call's dqkv
+    // room: stride of qkv, T of dqkv
     QkvShape qkv_shape(int room) const { return {room, NH, HS, OC}; }
 };
 
@@ -233,33 +228,34 @@ struct Parameter {
 
 enum class Per { Layer, Model };                    // one tensor for each layer, or one for all of them
 
-// How a parameter starts and what an update keeps it within
+// How a parameter starts, whether it decays, and the bounds that an update keeps
 struct ParameterRule {
     InitRule init;
     bool decay = false;
     float lo = -FLT_MAX, hi = FLT_MAX;
 };
 
-// One of the encodings of a model: the layers that have it, and where its tensors begin in the two lists
+// An encoding of a model: the layers that have it, and where its tensors begin in the lists below
 struct PositionPart {
     std::vector<int> layers;
     size_t first_param = 0, first_act = 0;
-    int columns = 0;                                // of the qkv matmul, in each of these layers
+    int columns = 0;                                // how many it adds to the qkv matmul, in each of these layers
 };
 
+// The tensors that encodings declare, before anything is allocated
 struct PositionTables : PositionShape {
     PositionNames names;
     const PositionConfig* run = nullptr;
     const EncodingConfig* config = nullptr;         // the encoding that declares its tensors: the last of `parts`
     std::vector<PositionPart> parts;
-    std::vector<int> columns_of;                    // (L): of the qkv matmul, after the 3C of q, k and v
-    int extra_columns = 0;                          // the most of them
+    std::vector<int> columns_of;                    // (L): columns of the qkv matmul after the 3C of q, k and v
+    int extra_columns = 0;                          // the largest of columns_of
     std::vector<TensorSpec> params, acts;
     std::vector<FileTensor> files;
 
     explicit PositionTables(const PositionShape& shape = {}) : PositionShape(shape), columns_of((size_t)shape.L) {}
 
-    // A parameter (rows, cols), cols = 0 for a vector. `file`: its name in a checkpoint, after the layer's or model's
+    // A parameter (rows, cols), cols = 0 for a vector. file: the NAME of PositionNames
     void param(Parameter&, const char* name, const char* file, Per per, size_t rows, size_t cols,
                const ParameterRule& rule) {
         TensorSpec s = spec(name, per, rows, cols);
@@ -273,8 +269,8 @@ struct PositionTables : PositionShape {
             files.push_back({layer_name(parts.back().layers[(size_t)n], file), s.name, n, 0, rows, false});
         }
     }
-    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count). In a checkpoint FILE.weight and
-    // FILE.bias; weights start like the weights of q, k and v, and biases at 0, unless these rules differ
+    // `count` more columns of the qkv matmul: x.w + c with w (count,C), c (count), in a checkpoint FILE.weight and
+    // FILE.bias. Without the rules w starts like the weights of q, k and v, and c at 0.
     void columns(const std::string& file, int count, std::optional<InitRule> bias_init = std::nullopt,
                  std::optional<InitRule> weight_init = std::nullopt) {
         for (int l : parts.back().layers) {
@@ -289,11 +285,11 @@ struct PositionTables : PositionShape {
         }
         parts.back().columns += count;
     }
-    // An array that later tokens of a sequence read: kept while training and generating
+    // An array that the backward or later tokens of a sequence read: kept while training and generating
     template <class E> void cached(E*&, const char* name, Per per, size_t rows, size_t cols) {
         array(name, per, Keep::Cached, rows, cols, sizeof(E));
     }
-    // An array that no later call reads, shared by the layers
+    // An array that only the current layer's pass reads: all layers share it
     template <class E> void scratch(E*&, const char* name, size_t rows, size_t cols) {
         array(name, Per::Model, Keep::Scratch, rows, cols, sizeof(E));
     }
@@ -302,7 +298,7 @@ private:
     std::string layer_name(int l, const std::string& rest) const {
         return names.layer + std::to_string(l) + names.suffix + rest;
     }
-    // Names end in the number of the encoding, as two may be the same: kerple,kerple:...
+    // A name ends in the number of its encoding, because two may be of one type: kerple,kerple:...
     TensorSpec spec(const char* name, Per per, size_t rows, size_t cols) const {
         TensorSpec s;
         s.name = parts.size() > 1 ? name + ("." + std::to_string(parts.size() - 1)) : name;
@@ -318,7 +314,7 @@ private:
     }
 };
 
-// Takes the tensors of the tables in the order in which they were declared, and compares their names.
+// Binds declare(t)'s pointers: takes the tensors in the order in which they were declared, and compares their names.
 struct PositionBinder : PositionShape {
     const PositionView& v;
     const PositionConfig* run;
@@ -342,7 +338,7 @@ struct PositionBinder : PositionShape {
     }
 
 private:
-    // this layer of tensor i, which has that name; null where there is no data
+    // this layer of tensor i, whose name must be `name`; null without data
     template <class E> E* pointer(const char* name, const TensorTable& table, float* data, size_t i) const {
         const std::string found = i < table.specs.size() ? table.specs[i].name : "nothing";
         check(found.substr(0, found.find('.')) == name && table.specs[i].element == sizeof(E),      // see spec()
@@ -350,31 +346,32 @@ private:
         return data == nullptr ? nullptr : (E*)(data + table.offsets[i]) + (size_t)v.layer * table.strides[i];
     }
 };
-// ----------------------------------------------------------------------------------------------------------
-// the bias functor: B_ij in device code. Rows and tiles belong to one (batch, head) pair bh = b * NH + h.
 
-// The forms of B that the tensor-core kernels (attention/flash) know
+// ----------------------------------------------------------------------------------------------------------
+// the bias functor: B_ij in device code; bh = b * NH + h is a head of a sequence
+
+// The forms of B that the tensor-core kernels (attention/flash) compute
 //   None         0
 //   Linear       -slopes[h] |i-j|                                   alibi, alibi_random
 //   Distance     -g_i |S_i - S_j|, S non-decreasing                 cable, grape_q
 //   LogDistance  -g_i log(1 + (S_i - S_j)^2), or `inside`: -log(1 + (g_i (S_i - S_j))^2)         kcable
 //   Toeplitz     table[h][table_zero + j - i]                       t5, kerple, bam, sandwich, alibi_trained
 //   Fire         f_h(table[table_zero - |i-j|] inv[max(i,j)]), f_h piecewise linear             fire
-//   Unknown      any other (cope, cable_signed, grape_k, grape_qk): attention runs on the portable kernels
+//   Unknown      any other: attention runs on the portable kernels           cope, cable_signed, grape_k, grape_qk
 enum class FlashBias { None, Linear, Distance, LogDistance, Toeplitz, Fire, Unknown };
-// Biases that decay without end, unlike the rest: whole tiles have weights of 0 (flash/bias.cuh, choose.cuh).
+// The forms that fall without limit, so that whole tiles have weights of 0 (flash/bias.cuh, choose.cuh)
 __host__ __device__ constexpr bool flash_skips(FlashBias Kind) {
     return Kind == FlashBias::Linear || Kind == FlashBias::Distance;
 }
-// Those that the tensor-core kernels multiply by the factors of ssmax, as part of CABLE's g: the rest would need more
-// sums in the backward, or a product for each pair
+// The forms that the tensor-core kernels multiply by ssmax's factors, as part of CABLE's g. Other forms would need more
+// sums in the backward, or a product for each pair.
 __host__ __device__ constexpr bool flash_takes_factor(FlashBias Kind, bool inside) {
     return Kind == FlashBias::None || Kind == FlashBias::Distance || (Kind == FlashBias::LogDistance && !inside);
 }
-// of --tile_skip default, in units of log2: T keys that are so far below the largest are less than 2^-24 of a row's sum
+// --tile_skip default, in units of log2: T keys so far below the largest logit are less than 2^-24 of a row's sum
 __host__ __device__ inline float flash_skip_tau(int T) { return 24.0f + portable_log2f((float)T); }
-// The share of the tiles (causal: of the causal ones) that is computed. rows: tiles of queries, `tiles` of them in each
-// head; live(x): how many tiles of keys row x meets
+// The share of tiles that is computed. rows: tiles of queries, `tiles` of them in each head; live(x): how many tiles of
+// keys row x meets, of all or of the causal tiles
 template <class Live> double tile_share(int rows, int tiles, bool causal, Live live) {
     double computed = 0.0, all = 0.0;
     for (int x = 0; x < rows; x++) {
@@ -391,38 +388,38 @@ struct alignas(16) FirePiece {
 
 constexpr int CABLE_CHUNK = 128;                        // tokens whose S counts from one origin (cable.cuh)
 
-// What those kernels read of a bias, and where they leave its gradients; each form uses its own part.
+// What the tensor-core kernels read of a bias, and where they leave its gradients. Each form has its own fields.
 struct FlashBiasArgs {
     const float* slopes;                    // (NH), Linear
     const float *S_offset, *g;              // (B*NH,stride), Distance and LogDistance; S as in cable.cuh
     const double* S_origin;                 // (B*NH,ceil(stride/128))
-    bool inside;                            // LogDistance: g is inside the logarithm
+    bool inside;                            // LogDistance with g inside the logarithm
     const float* table;                     // (NH,table_entries), Toeplitz
-    int table_zero, table_entries;          // the column of i = j; columns outside the table read its nearest end
-    const FirePiece* pieces;                // (NH,33), Fire; its table is one row, ascending towards both ends
+    int table_zero, table_entries;          // the column of i = j; how many columns. Outside, the nearest end is read
+    const FirePiece* pieces;                // (NH,33), Fire, whose table is one row, ascending towards both ends
     const float* inv;                       // (T+128), descending
-    const float *dpsi, *dnorm;              // as the table, (2,T+128): derivatives, position/fire.cuh
+    const float *dpsi, *dnorm;              // like the table, (2,T+128): derivatives, fire.cuh
     float *dS, *dg;                         // (B*NH,stride), overwritten, before the suffix sum
     float* dtable;                          // (B*NH,table_entries), overwritten
     double* sums;                           // Fire: (B*NH,FIRE_SLOTS,33,4); the first slots are overwritten
-    const float* factor;                    // (B*NH,stride), null: 1. B is multiplied by it; Distance, LogDistance
+    const float* factor;                    // (B*NH,stride), which multiplies B; null: 1. Distance, LogDistance
     float* moment;                          // (B*NH,stride), as in PositionView; overwritten
 };
 
 // A tile of pairs: the queries i0 .. i0+ni-1 and the keys j0 .. j0+nj-1 of a sequence
 struct PairRange { int i0, ni, j0, nj; };
 
-// To derive a functor from; being an aggregate, its initializer then begins with {} for this base. It has a member
-// tile(bh, i0, j0), which returns the bias inside one tile of the score matrix: an object whose (r, c) is B_ij for i =
-// i0 + r, j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128. It is vectorized over r
-// (forward) or c (backward): no branches, no libm.
+// The base of a functor; a functor is an aggregate, so its initializer begins with {} for this base. Its member
+// tile(bh, i0, j0) returns the bias inside one tile of the scores: an object t with t(r, c) = B_ij for i = i0 + r,
+// j = j0 + c. Neither the rows nor the columns of a tile cross a multiple of 128. t is vectorized over r (forward) or c
+// (backward), so it has no branches and calls no libm.
 struct BiasFunctor {
-    static constexpr FlashBias flash = FlashBias::Unknown;  // or the form it has; fill() then says with which arrays
-    static constexpr bool counts_gates = false;             // B depends on the scores of other keys: only cope.cuh
+    static constexpr FlashBias flash = FlashBias::Unknown;  // another form: fill() then gives its arrays
+    static constexpr bool counts_gates = false;             // B depends on other keys' scores (only cope.cuh)
     void fill(FlashBiasArgs&) const {}
-    // dlogit (ni, nj), row stride ld: the gradient of the loss in the logits of queries i0.. and keys j0.., zero where
-    // masked. In shared memory; called by all threads of the one block that owns bh, once per tile, in a fixed order.
-    // May overwrite dlogit. The default is right where nothing is learned.
+    // dlogit (ni, nj), rows ld apart, in shared memory: the gradient of the loss in the logits of queries i0.. and keys
+    // j0.., 0 where masked; may be overwritten. All threads of the block that owns bh call this, once per tile, in a
+    // fixed order. The default is right if nothing is learned.
     __device__ void backward(int, int, int, int, int, float*, int) const {}
 };
 
@@ -434,14 +431,14 @@ struct NoBias : BiasFunctor {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding: what does nothing unless it is overridden
+// the encoding: its members do nothing unless they are overridden
 
 // What an encoding changes. Encodings of one layer must change different things.
 enum PositionHook { CHANGES_EMBEDDINGS = 1, TURNS_QK = 2, ADDS_BIAS = 4, SCALES_Q = 8, COUNTS_GATES = 16 };
 
 struct Encoding {
-    static constexpr int hooks = 0;                         // which of the three that are no bias it changes
-    static constexpr bool has_relu = false;                 // whether its S (cable.cuh) stands still at a closed ReLU
+    static constexpr int hooks = 0;                         // without the two that follow from its bias
+    static constexpr bool has_relu = false;                 // its S (cable.cuh) stands still while a ReLU is closed
     PositionView v;
     float* key_max = nullptr;                               // see declare_key_max
 
@@ -457,7 +454,7 @@ struct Encoding {
     void prepare_forward(floatX* /*qkv*/, int /*B*/, int /*T*/, int /*t0*/, Stream) const {}
     // before the attention's backward, with its qkv: zeroes what the bias functor sums into
     void begin_backward(const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
-    // before the splits of keys of a token at t0 are read (attention/decode.cuh); scale: of q.k
+    // before the token at t0 reads its keys in splits (attention/decode.cuh); scale: multiplies q.k
     void begin_decode(const floatX* /*qkv*/, int /*B*/, int /*t0*/, int /*splits*/, float /*scale*/, Stream) const {}
     // dqkv holds the gradients of q, k, v; the bias functor's sums are complete. Overwrites dqkv's extra columns.
     void prepare_backward(floatX* /*dqkv*/, const floatX* /*qkv*/, int /*B*/, int /*T*/, Stream) const {}
@@ -465,7 +462,7 @@ struct Encoding {
     float score_factor(int /*T*/) const { return 1.0f; }                    // multiplies 1/sqrt(HS)
 };
 
-// The encoding, its pointers set
+// The encoding with its pointers set
 template <class Type> Type bind_encoding(const PositionView& view) {
     Type encoding(view);
     PositionBinder binder(view);
@@ -473,23 +470,23 @@ template <class Type> Type bind_encoding(const PositionView& view) {
     return encoding;
 }
 
-// No positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). The causal mask still tells a model
-// something about positions.
+// No positional encoding (NoPE: Haviv et al. 2022, Kazemnejad et al. 2023). A causal mask still tells a model something
+// about positions.
 struct NoPosition : Encoding {
     using Encoding::Encoding;
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the largest norm of a key in each split of a text, updated with each new key
+// key_max: the largest norm of a key in each split of a text
 //
-// Decoding reads the keys in splits, and skips those whose logits cannot matter (attention/decode.cuh). If a bias never
-// grows with the distance (alibi, cable), the largest norm in a split and the bias of its last key bound all of its
+// Decoding reads the keys in splits and skips a split whose logits cannot matter (attention/decode.cuh). If a bias
+// never grows with the distance (alibi, cable), the largest norm in a split and the bias of its last key bound its
 // logits.
 
 constexpr int DECODE_SPLIT = 256;       // keys
 
 // key_max (B*NH,ceil(stride/DECODE_SPLIT)): the largest |k_j|^2 of each split, over the keys up to t0 + T - 1. The last
-// T of them are new. One block per (batch, head) and split with new keys.
+// T keys are new. One block per (batch, head) and split with new keys.
 static __global__ void key_max_kernel(float* key_max, const floatX* qkv, QkvShape shape, int T, int t0, int BNH) {
     const auto [stride, NH, HS, OC] = shape;
     const int bh = blockIdx.x % BNH;
@@ -510,7 +507,7 @@ static __global__ void key_max_kernel(float* key_max, const floatX* qkv, QkvShap
     if (threadIdx.x == 0) { *key_max = largest; }
 }
 
-// Declares e's key_max where it will be read.
+// Declares e.key_max if it will be read.
 template <class Tensors> void declare_key_max(Encoding& e, Tensors& t) {
     if (!t.decodes || t.run->tile_skip == TileSkip::Off) { return; }
     const size_t splits = ceil_div((size_t)t.stride, (size_t)DECODE_SPLIT);
@@ -528,16 +525,16 @@ inline void update_key_max(const Encoding& e, const floatX* qkv, int B, int T, i
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// how rope and ssmax walk over the heads of q and k: a block has HEAD_TOKENS tokens of a sequence, up to HEAD_LANES
-// neighbouring threads share a head, and each of them takes packs of P channels
+// how rope and ssmax walk over the heads of q and k: a block has HEAD_TOKENS tokens of a sequence; up to HEAD_LANES
+// neighbouring threads share a head and take its packs of P channels in turn
 
 constexpr int HEAD_TOKENS = 8;
 constexpr int HEAD_LANES = 8;
 
 struct HeadWalk {
     size_t b;               // the block's sequence
-    int t, tokens;          // its tokens: t .. t + tokens - 1 of the call's
-    int lanes, lane;        // threads of a head, and which of them this is
+    int t, tokens;          // its tokens: t .. t + tokens - 1 of the call
+    int lanes, lane;        // the number of threads that share a head; this thread's number among them
     int first, step;        // its heads: for (int r = first; r < tokens * (heads of a token); r += step)
 
     // T: tokens of a sequence; packs: of a head
@@ -550,12 +547,12 @@ struct HeadWalk {
         lane = threadIdx.x % lanes;
         step = blockDim.x / lanes;
         const int group = threadIdx.x / lanes;
-        first = group < step ? group : INT_MAX;             // surplus threads have none
+        first = group < step ? group : INT_MAX;             // surplus threads have no head
     }
 };
 
-// f(i, h, sum) for each token i and head h of the block. sum: of what the threads of that head have left in parts
-// (tokens,NH,lanes), in shared memory, in their order
+// Calls f(i, h, sum) for each token i and head h of the block. sum: over the head's threads, in their order, of parts
+// (tokens,NH,lanes), in shared memory
 template <class F> __device__ inline void sum_lanes(const float* parts, const HeadWalk& walk, int NH, F f) {
     __syncthreads();
     for (int k = threadIdx.x; k < walk.tokens * NH; k += blockDim.x) {
@@ -568,7 +565,7 @@ template <class F> __device__ inline void sum_lanes(const float* parts, const He
     }
 }
 
-// floats: of dynamic shared memory
+// the grid of a kernel with a HeadWalk. floats: its dynamic shared memory
 inline Grid head_grid(int B, int T, size_t floats, Stream stream, const char* file = __builtin_FILE(),
                       int line = __builtin_LINE()) {
     return Grid((size_t)B * ceil_div(T, HEAD_TOKENS), 256, sizeof(float) * floats, stream, file, line);

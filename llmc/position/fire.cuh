@@ -2,18 +2,18 @@
 //
 //   B_ij = f_h(y_ij)     y_ij = psi(|i-j|) / (psi(max(L, i)) + 1e-6)     psi(x) = log(|c| x + 1)     L = |l| * 512
 //   f = w2 ReLU(w1 y + b1) + b2: an MLP 1 -> 32 -> NH.     Bidirectional: max(L, i, j).
-//   There is no T x T array. psi is a table over distance, laid out like that of toeplitz.cuh, and
-//   1 / (psi(max(L,t)) + 1e-6) is a table over t.
+//   There is no T x T array: psi is a table over the distance, laid out as in toeplitz.cuh, and inv, which is
+//   1 / (psi(max(L,t)) + 1e-6), a table over t.
 //
-//   backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on each
-//   side of the diagonal. So a row of dlogit consists of a few runs, each in one piece of f. For each head and piece
-//   the sums over i, j of
+//   backward: f is piecewise linear in y, with a break where a unit turns on or off, and y is monotonic in j on either
+//   side of the diagonal. So a row of dlogit is a few runs, each in one piece of f. For each head and piece the sums
+//   over i, j of
 //     dlogit     dlogit y     dlogit dy/d|c|     -dlogit dy/dL
-//   are enough: a unit's gradients sum the pieces in which it is on. Where L = max(i, j) the gradient in l is 0.
+//   are enough: a unit's gradients are sums over the pieces in which it is on. At L = max(i, j) dy/dL counts as 0.
 //
 // An entry of the tables is in up to T terms of every sum, so its rounding does not average out: the tables are
-// computed in float64 and rounded once. A sum has B T T / 2 terms, and float32 would soon lose the small ones: a run is
-// summed in float32, the runs in float64.
+// computed in float64 and rounded once. A sum has B T T / 2 terms, and in float32 it would soon lose small terms: a run
+// is summed in float32, the runs in float64.
 #pragma once
 
 #include "toeplitz.cuh"
@@ -21,7 +21,7 @@
 constexpr int FIRE_UNITS = 32;
 constexpr int FIRE_PIECES = FIRE_UNITS + 1;     // of f, between the breaks
 constexpr int FIRE_SUMS = 4;                    // per piece
-constexpr int FIRE_SLOTS = LANES > 1 ? 1 : 64;  // threads of a block that sum, each into a slot of its own
+constexpr int FIRE_SLOTS = LANES > 1 ? 1 : 64;  // this many threads of a block sum, each into its own slot
 constexpr float FIRE_LENGTH = 512.0f;
 
 __device__ inline float relu(float x) { return x > 0.0f ? x : 0.0f; }
@@ -33,7 +33,7 @@ __device__ inline float fire_length(const float* l) { return fabsf(*l) * FIRE_LE
 
 __device__ inline double fire_psi(float a, float x) { return portable_log1p((double)a * (double)x); }
 
-// psi (ND) over distance, inv (T+128) over the later position
+// psi (ND) over the distance, inv (T+128) over the later position
 static __global__ void fire_forward_kernel(float* psi, float* inv, const float* c, const float* l, int T, int ND) {
     const float a = fabsf(*c);
     const float L = fire_length(l);
@@ -48,7 +48,7 @@ static __global__ void fire_forward_kernel(float* psi, float* inv, const float* 
 
 // Where unit k turns on or off, w1 y + b1 = 0, for a y in (0, 1); NaN or outside if nowhere
 __device__ inline float fire_break(const float* w1, const float* b1, int k) { return -b1[k] / w1[k]; }
-// the place of unit k's break among all breaks in ascending order, -1 if it has none
+// the rank of unit k's break among all breaks, ascending; -1 if it has none
 __device__ inline int fire_rank(const float* w1, const float* b1, int k) {
     const float at = fire_break(w1, b1, k);
     int rank = 0;
@@ -69,7 +69,7 @@ static __global__ void fire_breaks_kernel(float* breaks, const float* w1, const 
     }
 }
 
-// The pieces lo .. hi-1 in which unit k is on; without a break, all or none
+// The pieces lo .. hi-1 in which unit k is on; without a break, all pieces or none
 struct FireSpan {
     int lo, hi;
     // rank: fire_rank(w1, b1, k)
@@ -109,7 +109,7 @@ static __global__ void fire_pieces_kernel(FirePiece* pieces, const float* w1, co
     }
 }
 
-// dpsi (ND), dnorm (2,T+128): derivatives of psi in |c|, of psi(max(L,t)) in |c| and in L
+// dpsi (ND): the derivative of psi by |c|; dnorm (2,T+128): the derivatives of psi(max(L,t)) by |c| and by L
 static __global__ void fire_slopes_kernel(float* dpsi, float* dnorm, const float* c, const float* l, int T, int ND) {
     const float a = fabsf(*c);
     const float L = fire_length(l);
@@ -139,7 +139,7 @@ struct FireBias : BiasFunctor {
         const float *psi, *inv_i, *inv_j;
         int between;                            // i0 - j0
         float b2, w1[FIRE_UNITS], b1[FIRE_UNITS], w2[FIRE_UNITS];   // copies: a store to the scores cannot change them
-        // unrolled, so that what a compiler vectorizes is the loop around it; in four parts, so that they overlap
+        // unrolled, so that the compiler vectorizes the loop around it; in four parts, whose sums overlap
         template <size_t... k>
         __device__ __forceinline__ float part(float y, int from, std::index_sequence<k...>) const {
             return (0.0f + ... + (w2[from + k] * relu(w1[from + k] * y + b1[from + k])));
@@ -180,7 +180,7 @@ struct FireBias : BiasFunctor {
 
     __device__ float y(int i, int j) const { return psi[T - 1 + j - i] * inv[i > j ? i : j]; }
 
-    // Adds the keys j .. end-1 of query i, which are of one piece, to its sums; d (end - j) is their dlogit.
+    // Adds the keys j .. end-1 of query i, all in one piece, to the piece's sums s. d (end - j): their dlogit
     __device__ void add_run(double* s, const float* d, int i, int j, int end) const {
         const float* psi_i = psi + (T - 1 - i);
         const float* dpsi_i = dpsi + (T - 1 - i);
@@ -212,7 +212,7 @@ struct FireBias : BiasFunctor {
             double* s = sums + ((size_t)bh * FIRE_SLOTS + threadIdx.x) * FIRE_PIECES * FIRE_SUMS;
             const int i = i0 + r;
             for (int j = j0; j < j0 + nj;) {
-                // the piece of y_ij, and the keys after j that share it
+                // the piece of y_ij, and the keys from j on that are in it
                 const bool past = j <= i;                   // y falls with j up to the diagonal, and then rises
                 const float yj = y(i, j);
                 int piece = 0;
@@ -232,7 +232,7 @@ struct FireBias : BiasFunctor {
     }
 };
 
-// One block per head: its sums over sequences and slots, into those of the first.
+// One block per head: adds all sequences and slots, into the first slot of the first sequence.
 static __global__ void fire_reduce_kernel(double* sums, int B, int NH) {
     const size_t block = (size_t)FIRE_PIECES * FIRE_SUMS;   // of one slot
     const size_t h = blockIdx.x;
@@ -248,7 +248,7 @@ static __global__ void fire_reduce_kernel(double* sums, int B, int NH) {
 
 struct FireWeights { float *c, *l, *w1, *b1, *w2, *b2; };
 
-// One block. The loop over units is in threads, so each element of dw has one owner.
+// One block. A unit belongs to one thread, so each element of the gradients has one owner.
 static __global__ void fire_backward_kernel(FireWeights d, const double* sums, FireWeights p, int NH) {
     double dc = 0.0;
     double dL = 0.0;
@@ -268,7 +268,7 @@ static __global__ void fire_backward_kernel(FireWeights d, const double* sums, F
                 for (int q = 0; q < FIRE_SUMS; q++) { on[q] += is_on ? s[n * FIRE_SUMS + q] : 0.0; }
                 all += s[n * FIRE_SUMS];
             }
-            // where it is on, f has the term w2 (w1 y + b1)
+            // where the unit is on, f has the term w2 (w1 y + b1)
             d.w2[h * FIRE_UNITS + k] += (float)(w1 * on[1] + b1 * on[0]);
             dw1 += w2 * on[1];
             db1 += w2 * on[0];

@@ -1,23 +1,23 @@
 // position/grape.cuh -- additive GRAPE (GRAPE-A, Zhang et al. 2025, arXiv 2512.07805): ALiBi with slopes that queries,
-// keys or both choose, from x; the authors' program takes them from q and k after an RMSNorm of each.
+// keys or both choose.
 //
 //   grape_q: B_ij = -g_i |i-j|     grape_k: B_ij = -w_j |i-j|     grape_qk: B_ij = -(g_i + w_j) |i-j|
 //   g_i = m_h softplus(x_i . a_h + c_h)     w_j = m_h softplus(x_j . b_h + e_h)     m_h: ALiBi's slopes
-//   backward: the bias functor sums dg and dw over each tile; du = dg m_h sigmoid(u), u = x_i . a_h + c_h; w likewise
+//   backward: the bias functor sums dg and dw; du = dg m_h sigmoid(u) for u = x_i . a_h + c_h, and the same for w
 //
-// Read: the authors' program (github.com/model-architectures/GRAPE, f5b539f, model/llama-mha-grape-a-*.py). There u is
-// v_h . q_i / sqrt(HS) with a v_h of length 1, and m_h has a learned factor. The RMSNorm of q and k is part of all its
-// models, ALiBi's and RoPE's too (use_qk_rmsnorm); with it u is not linear in x_i, and |u| <= 1 while its gain is 1.
-// Here no encoding has it, so that models differ in their bias alone: a_h, b_h (NH,C) are rows of the qkv matmul, as
-// CABLE's are, and c_h does what the factor does. cable and grape_q differ in S and m_h only: grape_q is cable with
-// S_t = t, and runs on its kernels.
+// The authors' program (github.com/model-architectures/GRAPE, f5b539f, model/llama-mha-grape-a-*.py) takes the slopes
+// from q and k: u is v_h . q_i / sqrt(HS) with a v_h of length 1, and m_h has a learned factor. All its models, ALiBi
+// and RoPE too, have an RMSNorm of q and k (use_qk_rmsnorm), with which u is not linear in x_i, and |u| <= 1 while the
+// norm's gain is 1. Here no encoding has this RMSNorm, so that models differ only in their bias: a_h, b_h (NH,C) are
+// rows of the qkv matmul, as in CABLE, and c_h takes the place of the factor. grape_q is cable with S_t = t and the
+// factor m_h, and runs on its kernels.
 #pragma once
 
 #include "../cable.cuh"
 #include "toeplitz.cuh"
 
-// One block per (batch, head): gate_t = m_h softplus(u_t) of the tokens t0 .. t0+T-1. u: the column of head 0 in the
-// first row of qkv. S_offset, S_origin: S_t = t, where they are not null
+// One block per (batch, head): gate_t = m_h softplus(u_t) of the tokens t0 .. t0+T-1. u: head 0's column in the first
+// row of qkv. S_offset, S_origin become S_t = t unless they are null.
 static __global__ void grape_forward_kernel(float* gate, float* S_offset, double* S_origin, const floatX* u, int T,
                                             int t0, int stride, int NH, int OC) {
     const size_t bh = blockIdx.x;
@@ -31,7 +31,7 @@ static __global__ void grape_forward_kernel(float* gate, float* S_offset, double
     }
 }
 
-// One block per (batch, head): du from dgate (B,NH,T). du, u: as above, in dqkv and qkv
+// One block per (batch, head): du from dgate (B,NH,T). du, u: head 0's column in dqkv, in qkv
 static __global__ void grape_backward_kernel(floatX* du, const float* dgate, const floatX* u, int T, int NH, int OC) {
     const size_t bh = blockIdx.x;
     const float slope = alibi_slope((int)(bh % NH), NH);
@@ -59,7 +59,7 @@ struct GrapeBias : BiasFunctor {
     // dg_i = -sum_j dlogit |i-j|     dw_j = -sum_i dlogit |i-j|
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         const Tile t = tile(bh, i0, j0);
-        // 1. one thread per query; leaves dlogit |i-j| for the keys
+        // 1. one thread per query; dlogit becomes dlogit |i-j|
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
             dg[(size_t)bh * stride + i0 + r] -= sums_over<1>(0, nj, 1, [&](float* s, int c) {
@@ -68,7 +68,7 @@ struct GrapeBias : BiasFunctor {
             }).x[0];
         }
         __syncthreads();
-        // 2. one thread per key, queries in order
+        // 2. one thread per key, over the queries in order
         for (int r = 1; r < ni; r++) {
             SIMD
             for (int c = threadIdx.x; c < nj; c += blockDim.x) { dlogit[c] += dlogit[r * ld + c]; }
@@ -98,7 +98,7 @@ struct GrapeQ : CableFull {
     }
 };
 
-// Queries: grape_qk.  Otherwise g is 0
+// Queries: grape_qk; otherwise grape_k, with g = 0
 template <bool Queries> struct GrapeOf : Encoding {
     using Encoding::Encoding;
     float *g = nullptr, *w = nullptr;                                       // (B,NH,T)

@@ -1,20 +1,20 @@
-// position/rope.cuh -- rotary embedding (Su et al. 2021): consecutive pairs of q and k, never v, are turned by t * f_i.
+// position/rope.cuh -- rotary embedding (Su et al. 2021): neighbouring channels of q and k are pairs, turned by t f_i.
 //
-//   f_i = theta^(-2i/R), theta = 10000, R = HS: the hyperparameter p turns the first R = p HS channels of each head and
-//   leaves the rest unturned. A model of the length T_original is stretched s times, T / T_original or as given, for
-//   longer texts. It may be trained on; T_original stays.
+//   f_i = theta^(-2i/R), theta = 10000. The first R = p HS channels of each head are turned; p is 1 by default. For
+//   longer texts than T_original, a model's first length, rope is stretched s times, s = T / T_original or as given.
+//   Training may continue at a new length; T_original stays.
 //   pi (Chen et al. 2023)       f_i / s
 //   ntk (bloc97 2023)           theta' = theta * s^(R/(R-2))
 //   yarn (Peng et al. 2023)     gamma f_i + (1 - gamma) f_i / s, gamma = clamp((T_original f_i / 2 pi - 1) / 31, 0, 1),
 //                               and q.k times (0.1 ln s + 1)^2
-//   longrope (Ding et al. 2024) f_i / factor_i from a file, which has one list for texts of up to T_original tokens and
-//                               one for longer texts, and q.k times 1 + ln s / ln T_original
-//   backward: dq and dk are turned back. saves rope_table (T,R): cos and sin of each pair, shared by heads and layers.
+//   longrope (Ding et al. 2024) f_i / factor_i from a file, which has a list for texts of up to T_original tokens and a
+//                               list for longer texts, and q.k times 1 + ln s / ln T_original
+//   backward: dq and dk are turned back. saves rope_table (T,R): cos and sin of each pair, for all heads and layers.
 //
-// With clock=cable the angle is S_t f_i, S the running sum of cable.cuh, each head's own: logits depend on S_i - S_j.
+// With clock=cable the angle is S_t f_i, S a running sum in each head as in cable.cuh: logits depend on S_i - S_j.
 //   z_t = x_t . w + c     b_t = ReLU(z_t)     S_t = sum_{k<=t} b_k         w (NH,C): extra rows of the qkv matmul
-//   backward: dS_t = sum_i f_i (q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k), of the turned q and dq; then cable's
-// c starts at 1, so that S_t is about t at first, and training begins near rope. saves S as cable does.
+//   backward: dS_t = sum_i f_i (q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k), q and dq turned; then as in cable.cuh
+// c starts at 1, so S_t is about t at first, and training begins near rope. saves S as in cable.cuh.
 #pragma once
 
 #include "../cable.cuh"
@@ -23,16 +23,15 @@
 static std::vector<double> rope_frequencies(const PositionConfig& run, double theta, int R, int T) {
     const double T_original = run.original_length();
     const double s = run.stretch(T);
-    // ntk stretches theta, so that fast pairs keep their speed and slow ones turn s times as slowly
+    // ntk stretches theta: fast pairs keep their speed, slow pairs turn s times as slowly
     if (run.scaling == RopeScaling::NTK && R > 2) { theta *= portable_pow(s, (double)R / (R - 2)); }
     std::vector<double> frequencies;
     for (int i = 0; i < R / 2; i++) {
         double f = portable_pow(theta, -2.0 * i / R);
         if (run.scaling == RopeScaling::PI) { f /= s; }
-        // yarn: pairs that turn at least 32 times within the original length keep their speed, those below one turn
-        // slow down
+        // yarn: pairs with 32 turns or more within T_original keep their speed, pairs with at most one turn slow down
         if (run.scaling == RopeScaling::YaRN) {
-            const double turns = T_original * f / 6.283185307179586476925286766559; // within that length
+            const double turns = T_original * f / 6.283185307179586476925286766559;
             const double ramp = (turns - 1.0) / 31.0;
             const double gamma = clamp(ramp, 0.0, 1.0);
             f = gamma * f + (1.0 - gamma) * f / s;
@@ -45,10 +44,10 @@ static std::vector<double> rope_frequencies(const PositionConfig& run, double th
     return frequencies;
 }
 
-constexpr int ROPE_LAUNCH = 64;                             // pairs of a launch: all of a head of up to 128 channels
+constexpr int ROPE_LAUNCH = 64;                             // pairs per launch: enough for a head of 128 channels
 struct RopeFrequencies { double of[ROPE_LAUNCH]; };
 
-// One block per pair, from `first` on: rows t0 .. t0+T-1. In double: a float angle is off by 0.004 at t = 100,000.
+// table (T,R), rows t0 .. t0+T-1. One block per pair, from `first` on.
 static __global__ void rope_table_kernel(float* table, int T, int t0, int R, int first, RopeFrequencies frequencies) {
     const int i = first + blockIdx.x;
     const double f = frequencies.of[blockIdx.x];
@@ -58,13 +57,13 @@ static __global__ void rope_table_kernel(float* table, int T, int t0, int R, int
     }
 }
 
-// Pairs x0, x1 turned by angles, whose cos and sin they meet. sign = -1 turns back.
+// Pairs x0, x1, turned by the angles whose cos, sin stand at the same places of `angle`. sign = -1 turns back.
 template <int P>
 static __device__ __forceinline__ Pack<P> turned_pairs(Pack<P> v, const Pack<P>& angle, float sign) {
     UNROLL
     for (int e = 0; e < P; e += 2) {
         const float c = angle.x[e];
-        const float s = sign * angle.x[e + 1];              // a turn back has the other sine
+        const float s = sign * angle.x[e + 1];
         const float x0 = v.x[e];
         const float x1 = v.x[e + 1];
         v.x[e] = x0 * c - x1 * s;
@@ -83,7 +82,7 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, QkvShape sha
         const int head = r % (2 * NH);
         const size_t t = t0 + r / (2 * NH);
         floatX* x = qkv + (walk.b * stride + t) * OC + (size_t)head * HS;
-        const float* angle = table + t * R;                 // the same for all heads
+        const float* angle = table + t * R;                 // all heads share it
         SIMD
         for (int d = walk.lane * P; d < R; d += walk.lanes * P) {
             store_pack<P>(x + d, turned_pairs(load_pack<P>(x + d), load_pack<P>(angle + d), sign));
@@ -91,10 +90,10 @@ static __global__ void rope_kernel(floatX* qkv, const float* table, QkvShape sha
     }
 }
 
-// clock=cable: `pairs` pairs of each head of q and k, from `first` on, turned by S_t f_i, an angle in double as above.
-// Back: x has the gradients, which are turned back, and `turned` q and k as the forward left them; dS (B,NH,T) is the
-// sum over the pairs, added to that of the pairs before `first`: a thread sums its packs in their order, each of q and
-// then of k, and then the threads of a head are summed in theirs. S_offset, S_origin: as in cable.cuh
+// clock=cable: `pairs` pairs of each head of q and k, from `first` on, turned by S_t f_i. S_offset, S_origin: as in
+// cable.cuh. Back: x has the gradients, which are turned back, and `turned` has q and k as the forward left them. dS
+// (B,NH,T) is a sum over the pairs, those before `first` from earlier launches: each thread sums its packs in order, q
+// then k, and the threads of a head are summed in order.
 template <int P, bool Back>
 static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* turned, const float* S_offset,
                                          const double* S_origin, const int* kv_len, QkvShape shape, int T, int t0,
@@ -117,12 +116,12 @@ static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* tur
                 angle.x[e] = (float)portable_cos(S * frequencies.of[(d + e) / 2]);
                 angle.x[e + 1] = (float)portable_sin(S * frequencies.of[(d + e) / 2]);
             }
-            for (size_t at = q + d; at <= q + d + NH * HS; at += NH * HS) {     // of q, then of k
+            for (size_t at = q + d; at <= q + d + NH * HS; at += NH * HS) {     // q, then k
                 const Pack<P> v = load_pack<P>(x + at);
                 if (Back && counts) {
                     const Pack<P> y = load_pack<P>(turned + at);
                     for (int e = 0; e < P; e += 2) {
-                        const float slope = y.x[e] * v.x[e + 1] - y.x[e + 1] * v.x[e];      // in the angle
+                        const float slope = y.x[e] * v.x[e + 1] - y.x[e + 1] * v.x[e];      // the angle's gradient
                         sum += (float)frequencies.of[(d + e) / 2] * slope;
                     }
                 }
@@ -136,6 +135,14 @@ static __global__ void rope_clock_kernel(floatX* x, float* dS, const floatX* tur
         float& all = dS[(walk.b * shape.NH + h) * T + walk.t + i];
         all = first == 0 ? sum : all + sum;
     });
+}
+
+// What rope and carope demand of a model. summed: the angle is a sum over the text
+template <class Tensors> void check_pairs(const Tensors& t, const char* encoding, bool summed) {
+    check(t.HS % 2 == 0, "--pos %s turns pairs, so the head size must be even, but %d channels / %d heads = %d; choose "
+          "another --model", encoding, t.C(), t.NH, t.HS);
+    check(!summed || !t.run->has("ssmax"), "--pos %s: expected no ssmax with %s, whose backward reads q's gradient "
+          "before ssmax scales it", t.run->name.c_str(), encoding);
 }
 
 struct Rope : Encoding {
@@ -152,8 +159,8 @@ struct Rope : Encoding {
     static int turned(const EncodingConfig& config, int HS) { return 2 * (int)std::ceil(config.value("p") * HS / 2); }
     template <class Tensors> void declare(Tensors& t) {
         const int HS = t.HS;
-        check(HS % 2 == 0, "--pos rope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
-              "choose another --model", t.C(), t.NH, HS);
+        const bool clock = has_clock(*t.config);
+        check_pairs(t, clock ? "rope:clock=cable" : "rope", clock);
         const double p = t.config->value("p");
         check(p <= 1, "--pos rope:p=%g: expected the share of a head's channels that are turned, at most 1", p);
         const PositionConfig& c = *t.run;
@@ -169,12 +176,10 @@ struct Rope : Encoding {
         check(!longrope || c.original_length() > 1, "--rope_scaling longrope: expected an original length of at least "
               "2 tokens, got %d", c.original_length());
         const size_t T = (size_t)t.stride, BNH = (size_t)t.B * t.NH;
-        if (!has_clock(*t.config)) {
+        if (!clock) {
             t.cached(table, "rope_table", Per::Model, T, (size_t)turned(*t.config, HS));
             return;
         }
-        check(!c.has("ssmax"), "--pos %s: expected no ssmax with rope:clock=cable, whose backward reads q's "
-              "gradient before ssmax scales it", c.name.c_str());
         t.columns("clock", t.NH, constant(1.0f));                               // w, c
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);
         t.cached(S_origin, "S_origin", Per::Layer, BNH, ceil_div(T, (size_t)CABLE_CHUNK));
@@ -188,7 +193,7 @@ struct Rope : Encoding {
             turn_by_clock<false>(qkv, nullptr, B, T, t0, v.stride, stream);
             return;
         }
-        if (v.layer == 0) {                                 // the table is shared: the first layer fills it
+        if (v.layer == 0) {                                 // the first layer fills it for all
             each_launch(R, [&](int first, int pairs, const RopeFrequencies& some) {
                 launch(rope_table_kernel, Grid((size_t)pairs, 128, 0, stream), table, T, t0, R, first, some);
             });
@@ -203,9 +208,9 @@ struct Rope : Encoding {
         }
         turn_by_clock<true>(dqkv, qkv, B, T, 0, T, stream);
         launch(cable_backward_kernel, Grid((size_t)B * v.NH, 256, 0, stream), dqkv, dS, dS, qkv, v.qkv_shape(T),
-               CableStep::Relu, false);                     // without g, dg is not read
+               CableStep::Relu, false);                     // without g it reads no dg
     }
-    // f(first, pairs, their frequencies) of each launch over the R/2 pairs
+    // Calls f(first, pairs, their frequencies) once per launch, which together have the R/2 pairs.
     template <class F> void each_launch(int R, F f) const {
         const std::vector<double> frequencies = rope_frequencies(*v.run, v.config->value("theta"), R, v.stride);
         for (int first = 0; first < R / 2; first += ROPE_LAUNCH) {
@@ -215,7 +220,7 @@ struct Rope : Encoding {
             f(first, pairs, some);
         }
     }
-    // f(P): the channels of a pack, in whole pairs
+    // Calls f(P), P being the channels of a pack, in whole pairs.
     template <class F> void with_pairs(int R, F f) const {
         constexpr int WIDE = imax(PACK, 2);
         if (R % WIDE == 0 && v.HS % WIDE == 0) { f(std::integral_constant<int, WIDE>()); }
@@ -249,17 +254,17 @@ struct Rope : Encoding {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// CARoPE (Veisi et al. 2025) of each layer's normalised input x; its paper says token embedding.
-// Rope whose base frequency each token and head chooses. No program of the authors is known; c is this project's.
+// CARoPE (Veisi et al. 2025): rope whose base frequency each token and head chooses. x is each layer's normalised
+// input, where the paper has the token embedding. No program of the authors is known; c is this project's.
 //
 //   z_t = x_t . w + c     f_t = 1 / (1 + softplus(z_t))     S_ti = sum_{k<=t} f_k^i     w (NH,C): as in cable.cuh
-//   The pair (2i, 2i+1) of q and k is turned by S_ti, i = 0 .. HS/2-1, so that logits depend on S_ti - S_ui. The paper
-//   starts training from rope: w at 0, and c where f = 10000^(-2/HS), rope's frequency of pair 1.
-//   backward: dS_ti = q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k, of the turned q and dq
+//   The pair (2i, 2i+1) of q and k is turned by S_ti, i = 0 .. HS/2-1, so logits depend on S_ti - S_ui. As in the paper
+//   training starts from rope: w at 0, and c where f = 10000^(-2/HS), rope's frequency of pair 1.
+//   backward: dS_ti = q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k, q and dq turned
 //     d(f_t^i) = sum_{k>=t} dS_ki     df = sum_i i f^(i-1) d(f^i)     dz = -df f^2 sigmoid(z)
 //
-// S is summed in float64, from an origin at each multiple of 128 tokens that is kept; what lies in between is summed
-// again where it is needed. saves S_origin (B,NH,HS/2,ceil(T/128)) float64.
+// S is summed in float64. saves S_origin (B,NH,HS/2,ceil(T/128)) float64, S before each chunk of 128 tokens; inside a
+// chunk the backward sums again.
 
 __device__ inline float carope_f(float z) { return fast_reciprocal(1.0f + softplus(z)); }
 // x^n
@@ -272,16 +277,15 @@ __device__ inline double whole_power(double x, int n) {
     return y;
 }
 
-// One block per (batch, head, pair i): the pair of q and k of the tokens t0 .. t0+T-1 is turned, after the sum at t0 -
-// 1. Back: x has the gradients, which are turned back, and qkv has q and k as the forward left them; dS (B,NH,HS/2,T)
-// gets d(f_t^i).
+// One block per (batch, head, pair i): turns the pair of the tokens t0 .. t0+T-1. Back: x has the gradients, which are
+// turned back, and qkv has q and k as the forward left them; dS (B,NH,HS/2,T) becomes d(f_t^i).
 template <bool Back>
 static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, const floatX* qkv, const int* kv_len,
                                      QkvShape shape, int T, int t0) {
     const auto [stride, NH, HS, OC] = shape;
     const int i = blockIdx.x % (HS / 2);
     const size_t bh = blockIdx.x / (HS / 2);
-    const size_t row = bh / NH * stride * OC;                                   // of the sequence's first token
+    const size_t row = bh / NH * stride * OC;                                   // the sequence's first token
     const size_t q = row + bh % NH * HS + 2 * i;
     const size_t z = row + 3 * NH * HS + bh % NH;
     const int counted = kv_len == nullptr ? T : kv_len[bh / NH];                // padding has no gradient
@@ -302,7 +306,7 @@ static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, con
             Pack<2> angle;
             angle.x[0] = (float)portable_cos(S);
             angle.x[1] = (float)portable_sin(S);
-            float slope = 0.0f;                             // of the loss in the angle
+            float slope = 0.0f;                             // the gradient of the angle
             for (size_t at = q + (size_t)t * shape.OC, k = at + shape.C(); at <= k; at += shape.C()) {  // q, then k
                 const Pack<2> v = load_pack<2>(x + at);
                 if (Back) {
@@ -342,15 +346,11 @@ struct Carope : Encoding {
     float* dS = nullptr;                                    // (B,NH,HS/2,T)
 
     template <class Tensors> void declare(Tensors& t) {
-        const int HS = t.HS;
-        check(HS % 2 == 0, "--pos carope turns pairs, so the head size must be even, but %d channels / %d heads = %d; "
-              "choose another --model", t.C(), t.NH, HS);
-        check(!t.run->has("ssmax"), "--pos %s: expected no ssmax with carope, whose backward reads q's gradient "
-              "before ssmax scales it", t.run->name.c_str());
-        const double y = portable_pow(10000.0, 2.0 / HS) - 1.0;                 // softplus(c)
+        check_pairs(t, "carope", true);
+        const double y = portable_pow(10000.0, 2.0 / t.HS) - 1.0;               // softplus(c)
         const float c = (float)(y + portable_log1p(-portable_exp(-y)));
         t.columns("clock", t.NH, constant(c), constant(0.0f));
-        const size_t rows = (size_t)t.B * t.NH * HS / 2, T = (size_t)t.stride;
+        const size_t rows = (size_t)t.B * t.NH * t.HS / 2, T = (size_t)t.stride;
         t.cached(S_origin, "S_origin", Per::Layer, rows, ceil_div(T, (size_t)CABLE_CHUNK));
         t.scratch(dS, "dS", rows, T);
     }

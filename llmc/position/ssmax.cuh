@@ -2,25 +2,25 @@
 // keys, so that attention stays as sharp in a long text as in a short one.
 //
 //   f_i = s_h log(n_i)     n_i: how many keys query i sees     softmax of f_i z_ij: n_i^(s_h z_ij) / sum
-//   z is the whole argument of the softmax, with the bias of an encoding beside it: q'_i = f_i q_i here, and attention
-//   multiplies B_ij by f_i. cope's B is a product with q', and its gates take the score of q'.
+//   z is the whole argument of the softmax, another encoding's bias included: here q'_i = f_i q_i, and attention
+//   multiplies B_ij by f_i. cope computes B and its gates from q'.
 //   backward: dq_i = f_i dq'_i     ds_h += sum_i (dq'_i.q'_i + sum_j B_ij dB_ij) / s_h
 //
 // s (NH), one for each layer, starts where s log n is 1 on average over the trained length. An update keeps it at 0.001
-// or more, because only q' is kept. A causal query sees one key more than the query before it, within its document and
-// its window; a bidirectional one sees all keys of its sequence within its window.
+// or more, because the backward divides by it: only q' is kept. A causal query sees its own key and the keys before it,
+// a bidirectional query all keys of its sequence, within document and window.
 #pragma once
 
 #include "encoding.cuh"
 
-// The keys that queries see
+// How many keys each query sees
 struct SSMaxKeys {
     AttentionMask mask;
     const int* kv_len;
     int stride;
     bool causal;
 
-    // how many of the first `tokens` keys (causal: i + 1) query i sees, its own included. mask: its sequence's
+    // how many of the first `tokens` keys (causal: i + 1) query i sees, its own included. mask: of its sequence
     __device__ static int count(const AttentionMask& mask, int i, int tokens) {
         const int begin = mask.begin(i);
         tokens -= begin;
@@ -29,7 +29,7 @@ struct SSMaxKeys {
         const int end = imin(i - begin + mask.window, tokens);
         return end - first + imin(mask.sinks, first) + imax(imin(mask.sinks, tokens) - end, 0);
     }
-    // log n of query t of sequence b, which has T tokens; 0 after its end
+    // log n of query t of sequence b, which has T tokens; 0 for padding
     __device__ float log_count(size_t b, int t, int T) const {
         const int tokens = kv_len == nullptr ? T : kv_len[b];
         if (t >= tokens) { return 0.0f; }
@@ -37,7 +37,7 @@ struct SSMaxKeys {
     }
 };
 
-// log_n (HEAD_TOKENS), in shared memory: of the tokens that the block walks over
+// log_n (HEAD_TOKENS), in shared memory, for the tokens that the block walks over
 __device__ inline void ssmax_log_counts(float* log_n, const SSMaxKeys& keys, const HeadWalk& walk, int t0, int T) {
     for (int i = threadIdx.x; i < walk.tokens; i += blockDim.x) {
         log_n[i] = keys.log_count(walk.b, t0 + walk.t + i, T);
@@ -66,7 +66,7 @@ static __global__ void ssmax_forward_kernel(floatX* qkv, float* factors, const f
     }
 }
 
-// dots (NH,N): dq'.q' of each head and token, summed over the channels of each thread, then over the threads
+// dots (NH,N): dq'.q' of each head and token. Each thread sums its channels, then the threads are summed.
 template <int P>
 static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const floatX* qkv, const float* s,
                                              SSMaxKeys keys, size_t N, int T, int NH, int HS, int OC) {
@@ -80,7 +80,7 @@ static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const fl
         const int h = r % NH;
         const floatX* q = qkv + (row0 + i) * OC + (size_t)h * HS;
         floatX* dq = dqkv + (row0 + i) * OC + (size_t)h * HS;
-        const bool counts = log_n[i] > 0.0f;                // one key, or padding: q does not matter
+        const bool counts = log_n[i] > 0.0f;                // false: one key, or padding; q does not matter
         const float factor = s[h] * log_n[i];
         float dot = 0.0f;
         for (int d = walk.lane * P; d < HS; d += walk.lanes * P) {
@@ -98,7 +98,7 @@ static __global__ void ssmax_backward_kernel(floatX* dqkv, float* dots, const fl
     sum_lanes(parts, walk, NH, [&](int i, int h, float dot) { dots[h * N + row0 + i] = dot; });
 }
 
-// One block per head, the only one that adds to ds_h. dots (NH,N); moments (B,NH,T), or null: no bias is beside it
+// One block per head; no other block adds to ds_h. dots (NH,N); moments (B,NH,T), null without a bias
 static __global__ void ssmax_gradient_kernel(float* ds, const float* dots, const float* moments, const float* s,
                                              size_t N, int T) {
     const size_t h = blockIdx.x;
@@ -116,13 +116,13 @@ struct SSMax : Encoding {
     static constexpr int hooks = SCALES_Q;
     Parameter s;                                            // (NH)
     float* dots = nullptr;                                  // (NH,B T): dq'.q' of each query
-    float *factors = nullptr, *moments = nullptr;           // (B,NH,T): PositionView's factor and moment beside a bias
+    float *factors = nullptr, *moments = nullptr;           // (B,NH,T): PositionView's factor and moment
 
     // where s starts: 1 / mean of log n
     static float start_of(int T_train, bool causal) {
         const double t = std::max(T_train, 2), log_t = portable_log(t);
         if (!causal) { return (float)(1.0 / log_t); }
-        // log T! by Stirling's series, or term by term where the series is off by more than 1e-9
+        // log T! by Stirling's series; below 16, where the series is off by more than 1e-9, as a product
         const double series = 1.0 / (12 * t) - 1.0 / (360 * t * t * t);
         double sum = (t + 0.5) * log_t - t + 0.91893853320467274 + series;
         double product = 1.0;

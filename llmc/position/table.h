@@ -1,4 +1,4 @@
-// position/table.h -- the table of positional encodings: a new one is a header beside this file, an include and a row.
+// position/table.h -- the table of positional encodings. A new encoding is a header, an include and a row here.
 #pragma once
 
 #include <array>
@@ -25,7 +25,7 @@
     X(cable,        CableFull,    "-g_i |S_i - S_j|: S sums ReLU biases of each token, g weighs the query (paper)") \
     MORE_POSITIONS(X)
 
-// `make FEW_POSITIONS=1` leaves these out, so that a build takes a fraction of the time while you work on a row above.
+// `make FEW_POSITIONS=1` leaves these out: a build takes a fraction of the time while you work on a row above.
 #if defined(FEW_POSITIONS)
 #define MORE_POSITIONS(X)
 #else
@@ -57,7 +57,7 @@
     X(kcable_v1,    KCableV1,     "kcable with softplus biases and g = 1 (arXiv version)")
 #endif
 
-// POS_none, POS_cable, ...: a row's number
+// POS_none, POS_cable, ...: the rows' numbers
 enum PositionKind {
 #define X(name, type, help) POS_##name,
     POSITIONS(X)
@@ -72,7 +72,7 @@ inline const PositionRow position_rows[] = {
 #undef X
 };
 
-// Second names. The Forgetting Transformer's gate is log sigmoid(-z) = -softplus(z), so its bias is cable_v1's
+// Second names. The Forgetting Transformer's gate is log sigmoid(-z) = -softplus(z), so fox has the bias of cable_v1.
 struct PositionAlias { const char *alias, *name; };
 constexpr PositionAlias position_aliases[] = {{"fox", "cable_v1"}};
 
@@ -85,7 +85,7 @@ inline std::string position_help() {
     return s;
 }
 
-// What the rest of a program knows of an encoding's type
+// What files compiled without the encodings' kernels know of a type
 struct EncodingTraits {
     Hyperparameters (*defaults)(int T_train);
     void (*declare)(PositionTables&);
@@ -94,16 +94,16 @@ struct EncodingTraits {
     FlashBias form;                             // of its bias
 };
 EncodingTraits encoding_traits(const EncodingConfig& config);
-// Of an encoding that is bound to a layer: the arrays of its bias, and what it multiplies q.k/sqrt(HS) by
+// The arrays of a bound encoding's bias, and its factor of q.k/sqrt(HS)
 FlashBiasArgs bias_arrays(const PositionView& view);
 float score_factor(const PositionView& view);
-// As in Encoding, for attention. begin_decode returns key_max
+// Encoding's, for attention. begin_decode returns key_max.
 void begin_backward(const PositionView& view, const floatX* qkv, int B, int T, Stream stream);
 const float* begin_decode(const PositionView& view, const floatX* qkv, int B, int t0, int splits, float scale,
                           Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-// Calls f(PositionType<Type>()): the one place where a name becomes a type.
+// Calls f(PositionType<Type>()). Only here a row's number becomes a type.
 template <class Type> struct PositionType { using type = Type; };
 template <class F> void with_position_type(const EncodingConfig& config, F f) {
     switch (config.kind) {
@@ -114,7 +114,7 @@ template <class F> void with_position_type(const EncodingConfig& config, F f) {
     }
 }
 
-// Calls f(encoding) with the encoding bound to a layer.
+// Calls f(encoding), the encoding bound to the view's layer.
 template <class F> void with_position(const PositionView& view, F f) {
     with_position_type(*view.config, [&](auto type) {
         f(bind_encoding<typename decltype(type)::type>(view));
@@ -134,7 +134,7 @@ LAUNCHER EncodingTraits encoding_traits(const EncodingConfig& config) {
     return traits;
 }
 LAUNCHER FlashBiasArgs bias_arrays(const PositionView& view) {
-    FlashBiasArgs args = {};                                // arrays that a form of B does not use stay null
+    FlashBiasArgs args = {};                                // other forms' arrays stay null
     with_position(view, [&](const auto& encoding) { encoding.bias().fill(args); });
     return args;
 }
@@ -157,7 +157,7 @@ LAUNCHER const float* begin_decode(const PositionView& view, const floatX* qkv, 
 }
 #endif
 
-// Which of L layers have this part of `config`
+// The layers, of L, that have this part of `config`
 inline std::vector<int> layers_of_part(const PositionConfig& config, int part, int L) {
     std::vector<int> layers;
     for (int l = 0; l < L; l++) {
@@ -167,7 +167,7 @@ inline std::vector<int> layers_of_part(const PositionConfig& config, int part, i
     return layers;
 }
 
-// What the encodings of this configuration ask of a model of this shape.
+// The tensors that this configuration's encodings declare for a model of this shape
 inline PositionTables position_tables(const PositionConfig& config, const PositionShape& shape,
                                       const PositionNames& names = {}) {
     PositionTables t(shape);
@@ -191,12 +191,12 @@ inline PositionTables position_tables(const PositionConfig& config, const Positi
     return t;
 }
 
-// The longest sequence that the encodings can encode; INT_MAX if there is no limit
+// The length up to which all encodings are defined; INT_MAX: any
 inline int position_max_length(const PositionConfig& config) {
     return config.has("learned") ? config.T_train : INT_MAX;
 }
 
-// A value of h as --pos spells it: the number, or the word of that choice
+// A value of h as --pos spells it: a number or the word of a choice
 inline std::string hyperparameter_text(const Hyperparameter& h, double value) {
     if (h.choices == nullptr) { return strprintf("%.9g", value); }
     const char* word = h.choices;
@@ -204,7 +204,7 @@ inline std::string hyperparameter_text(const Hyperparameter& h, double value) {
     return std::string(word, strcspn(word, "|"));
 }
 
-// `found`, the value of h in the --pos `text`; an error unless it is one
+// Sets h to `found`, its value in the --pos `text`, or dies.
 inline void set_hyperparameter(Hyperparameter& h, const std::string& found, const std::string& text) {
     const char* key = h.key.c_str();
     check(!h.given, "--pos %s: %s is given twice", text.c_str(), key);
@@ -220,7 +220,7 @@ inline void set_hyperparameter(Hyperparameter& h, const std::string& found, cons
     check(positive, "--pos %s: %s: expected a positive number, got '%s'", text.c_str(), key, found.c_str());
 }
 
-// "t5_clip:K=64" -> the encoding with its defaults for T_train and these values. Errors list the known names and keys.
+// "t5_clip:K=64" -> the encoding with these values, else its defaults for T_train. Errors list the known names or keys.
 inline EncodingConfig parse_encoding(const std::string& text, int T_train) {
     EncodingConfig config;
     const size_t colon = text.find(':');
@@ -237,7 +237,7 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train) {
     config.values = encoding_traits(config).defaults(T_train);
     std::string keys;
     for (const Hyperparameter& h : config.values) { keys += (keys.empty() ? "" : ", ") + h.key; }
-    size_t at = colon;                                      // before the next key=value
+    size_t at = colon;                                      // the character before the next key=value
     while (at != std::string::npos) {
         const size_t next = text.find(',', at + 1);
         const std::string item = text.substr(at + 1, next == std::string::npos ? next : next - at - 1);
@@ -258,18 +258,17 @@ inline EncodingConfig parse_encoding(const std::string& text, int T_train) {
 // ----------------------------------------------------------------------------------------------------------
 // several encodings: in one layer, "rope+cable", or in layers that take turns, "rope,rope,rope,none"
 
-// A layer takes its encodings in this order: q is scaled, then turned, and the bias reads what has become of q and k.
-// So does the backward: the scale's gradient wants q and dq both turned. The text of --pos, and with it a pattern, has
-// them the other way round: "cable+rope".
+// A layer applies its encodings in this order: q is scaled, then turned, and the bias reads the result. The backward
+// has the same order, because the gradient of the scale needs q and dq both turned. --pos, and so a pattern, names them
+// in the opposite order: "cable+rope".
 inline int position_step(const EncodingConfig& config) {
     const int hooks = encoding_traits(config).hooks;
     if ((hooks & ADDS_BIAS) != 0) { return 2; }
     return (hooks & SCALES_Q) != 0 ? 0 : 1;
 }
 
-// The parts of a pattern, each by text(part): those of a layer joined by +, layers by commas
-template <class F>
-std::string pattern_text(const PositionConfig& config, F text) {
+// The text of a pattern: text(part) of a layer's parts joined by +, layers joined by commas
+template <class F> std::string pattern_text(const PositionConfig& config, F text) {
     std::string s;
     for (const std::vector<int>& layer : config.pattern) {
         for (int part : layer) { s += (part == layer[0] ? "" : "+") + text(config.parts[(size_t)part]); }
@@ -278,7 +277,7 @@ std::string pattern_text(const PositionConfig& config, F text) {
     return s;
 }
 
-// An error unless the encodings of one layer do different things; `what` begins the message.
+// Dies unless the encodings of one layer change different things; `what` begins the message.
 inline void check_hooks(const std::vector<EncodingConfig>& layer, const std::string& what) {
     const std::map<int, const char*> does = {{CHANGES_EMBEDDINGS, "change the embeddings"}, {TURNS_QK, "turn q and k"},
                                              {ADDS_BIAS, "add a bias to the scores"}, {SCALES_Q, "scale q"}};
@@ -297,7 +296,7 @@ inline void check_hooks(const std::vector<EncodingConfig>& layer, const std::str
     }
 }
 
-// The encodings of layers that take turns as one configuration; `what` begins a message.
+// One configuration from the encodings of layers that take turns; `what` begins an error's message.
 inline PositionConfig compose_positions(std::vector<std::vector<EncodingConfig>> layers, int T_train,
                                         const std::string& what) {
     PositionConfig all;
@@ -327,8 +326,8 @@ inline PositionConfig compose_positions(std::vector<std::vector<EncodingConfig>>
     return all;
 }
 
-// "cable", "t5_clip:K=64", "rope+cable", "rope,rope,rope,none": what --pos says. A comma is followed by the
-// next layer, or by key=value of the same encoding; a plus sign by the next encoding, or by the digits of a number.
+// The configuration that --pos spells: "cable", "t5_clip:K=64", "rope+cable", "rope,rope,rope,none". A comma begins the
+// next layer, or a key=value of the same encoding; a plus sign begins the next encoding, or is part of a number.
 inline PositionConfig parse_position(const std::string& text, int T_train) {
     const auto begins_layer = [&](size_t at) {
         const size_t end = std::min(text.find_first_of(",:+", at), text.size());
@@ -347,7 +346,7 @@ inline PositionConfig parse_position(const std::string& text, int T_train) {
     return compose_positions(layers, T_train, "--pos " + text);
 }
 
-// "t5_clip:K=64", "cable+rope:theta=10000,p=1": parse_position's inverse, with every value spelled out
+// "cable+rope:theta=10000,p=1": the inverse of parse_position, with every value spelled out
 inline std::string position_text(const PositionConfig& config) {
     return pattern_text(config, [](const EncodingConfig& c) {
         std::string s = c.name;
@@ -360,14 +359,14 @@ inline std::string position_text(const PositionConfig& config) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the encodings of one layer, as a trainer calls them.
+// the encodings of one layer, as a trainer calls them
 
 struct LayerPosition {
-    std::array<PositionView, 4> views;                      // one for each hook at most, in the order of their steps
+    std::array<PositionView, 4> views;                      // of `count` encodings, by position_step()
     int count = 0;
-    bool new_padding = false;                               // rows end in padding that other layers write to
+    bool new_padding = false;                               // rows end in padding, where other layers have columns
 
-    // Each of its encodings in turn, as in encoding.cuh
+    // calls the same member of each encoding
     void embed_forward(floatX* x, int B, int T, int t0, Stream s) const;
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream s) const;
     void prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const;
@@ -378,16 +377,16 @@ struct LayerPosition {
     int row() const { return bias().OC; }
 };
 
-// Lends the factors of ssmax to the bias of its layer, if `scale` is ssmax.
+// Gives the bias of a layer the factors of `scale`, if that is ssmax.
 void share_factors(PositionView& bias, PositionView& scale);
 
-// Of each head of a layer: whether its S (cable.cuh) has moved, or the ReLU was closed for every token so far
+// Whether the S (cable.cuh) of a head has moved, or its ReLU was closed for every token so far
 enum HeadState { HAS_NO_RELU, IS_DEAD, HAS_MOVED };
-// states (NH), of an encoding with a ReLU, after B windows of view.stride tokens, the last one of `last`
+// Updates states (NH) after B windows of view.stride tokens, the last window of `last`. The encoding must have a ReLU.
 void find_moved(int* states, const PositionView& view, int B, int last, Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-// Calls f(encoding) with each encoding of a layer: with_position makes Rope or CableFull of a view.
+// Calls f(encoding) for each encoding of a layer: with_position makes a Rope or CableFull of a view.
 template <class F> void with_positions(const LayerPosition& layer, F f) {
     for (int i = 0; i < layer.count; i++) { with_position(layer.views[(size_t)i], f); }
 }
@@ -400,7 +399,7 @@ LAUNCHER void LayerPosition::prepare_forward(floatX* qkv, int B, int T, int t0, 
 LAUNCHER void LayerPosition::prepare_backward(floatX* dqkv, const floatX* qkv, int B, int T, Stream s) const {
     const auto backward = [&](const auto& encoding) { encoding.prepare_backward(dqkv, qkv, B, T, s); };
     const bool first = (encoding_traits(*bias().config).hooks & COUNTS_GATES) != 0;
-    if (first) { with_position(bias(), backward); }         // cope takes q and dq as attention had them
+    if (first) { with_position(bias(), backward); }         // cope needs q and dq as attention saw them
     for (int i = 0; i < count - first; i++) { with_position(views[(size_t)i], backward); }
 }
 LAUNCHER void LayerPosition::embed_backward(floatX* dx, int B, int T, Stream s) const {

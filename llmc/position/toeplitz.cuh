@@ -1,10 +1,9 @@
-// position/toeplitz.cuh -- biases that depend only on i - j: a table for each head, its gradient summed along
-// diagonals; and the encodings that need little more: t5, kerple, bam and sandwich.
+// position/toeplitz.cuh -- biases that depend only on i - j: their table, t5, kerple, bam, sandwich, alibi.
 //
-//   B_ij = table[h][T-1 + j - i]: T columns when causal (j <= i), else 2T-1. 128 columns more are what the masked end
-//   of a tile may read; their values are finite.
-//   backward: the functor sums dlogit along diagonals into one slab dtable[b,h] per block; the encodings sum the slabs
-//   over b, in order, into their parameters: kerple with sum_diagonals, t5 in a kernel of its own.
+//   B_ij = table[h][T-1 + j - i]: T columns if causal (j <= i), else 2T-1. 128 more columns, of finite values, may be
+//   read at the masked end of a tile.
+//   backward: the functor sums dlogit along diagonals into a slab dtable[b,h]; the encodings sum the slabs over b, in
+//   order, into their parameters: t5 by a kernel of its own, the other encodings by sum_diagonals.
 #pragma once
 
 #include "../base/math.h"
@@ -34,10 +33,10 @@ struct ToeplitzBias : BiasFunctor {
         args.dtable = dtable;
     }
 
-    // d[n] is the diagonal c - r = n - (ni-1) of the tile
+    // d[n]: the tile's diagonal c - r = n - (ni-1)
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         float* d = dtable + (size_t)bh * columns + (T - ni + j0 - i0);
-        if (LANES > 1) {                                    // one thread: whole rows, in vectors, then the tile's sums
+        if (LANES > 1) {                                    // one thread: row by row, in vectors
             float sum[2 * TOEPLITZ_PAD] = {};
             for (int r = 0; r < ni; r++) {
                 for (int c = 0; c < nj; c++) { sum[ni - 1 - r + c] += dlogit[r * ld + c]; }
@@ -45,26 +44,26 @@ struct ToeplitzBias : BiasFunctor {
             for (int n = 0; n < ni + nj - 1; n++) { d[n] += sum[n]; }
         } else {                                            // one thread per diagonal
             for (int n = threadIdx.x; n < ni + nj - 1; n += blockDim.x) {
-                const int r0 = imax(ni - 1 - n, 0);         // rows in which the diagonal lies inside the tile
+                const int r0 = imax(ni - 1 - n, 0);         // the rows r0 .. r1-1 have a part of the diagonal
                 const int r1 = imin(ni, ni + nj - 1 - n);
                 float sum = 0.0f;
                 for (int r = r0; r < r1; r++) { sum += dlogit[r * ld + n - (ni - 1) + r]; }
                 d[n] += sum;
             }
         }
-        __syncthreads();                                    // in the next tile other threads have these diagonals
+        __syncthreads();                                    // other threads get these diagonals in the next tile
     }
 };
 
-// One block per head: table[h] from value(h, i - j)
+// One block per head: table[h] = value(h, i - j)
 template <class Value>
 static __global__ void toeplitz_fill_kernel(float* table, Value value, int T, int columns) {
     const int h = blockIdx.x;
     for (int n = threadIdx.x; n < columns; n += blockDim.x) { table[(size_t)h * columns + n] = value(h, T - 1 - n); }
 }
 
-// One block per head: gradient[h] += sum over the diagonals of value.term(n, h, i - j, dB), dB: the gradient of the
-// loss in that diagonal's bias, summed over the batch. In double, as the terms cancel: each row of dlogit sums to 0.
+// One block per head: gradient[h] += sum over the diagonals of value.term(n, h, i - j, dB), dB being the gradient of
+// that diagonal's bias, summed over the batch. In double, because the terms cancel: each row of dlogit sums to 0.
 template <class Value>
 static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dtable, Value value, int n, int B, int T,
                                                 int NH, int columns) {
@@ -82,7 +81,7 @@ static __global__ void toeplitz_gradient_kernel(float* gradient, const float* dt
 struct Toeplitz : Encoding {
     using Encoding::Encoding;
     float* table = nullptr;                                 // (NH,columns)
-    float* dtable = nullptr;                                // (B*NH,columns), a slab for each sequence
+    float* dtable = nullptr;                                // (B*NH,columns)
 
     // Per::Model: all layers share the table, and the first one fills it
     template <class Tensors> void declare_table(Tensors& t, Per per) {
@@ -91,13 +90,13 @@ struct Toeplitz : Encoding {
         t.scratch(dtable, "dbias_table", (size_t)t.B * t.NH, columns);
     }
     int columns() const { return toeplitz_columns(v.stride, v.causal); }
-    // B_ij = value(h, i - j), filled for the longest text when a text begins
+    // B_ij = value(h, i - j); filled when a text begins, for the longest text
     template <class Value> void fill_table(const Value& value, int t0, Stream stream) const {
         if (t0 > 0) { return; }
         launch(toeplitz_fill_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), table, value, v.stride, columns());
     }
-    // Adds to gradient (NH) of the n-th parameter p of each head. By the chain rule it is the sum over the distances d
-    // of dB_d * dvalue(h, d)/dp_h; value.term(n, h, d, dB_d) is that product.
+    // gradient (NH), of the n-th parameter p of each head, += the sum over the distances d of dB_d * dvalue(h, d)/dp_h,
+    // a product that value.term(n, h, d, dB_d) returns.
     template <class Value>
     void sum_diagonals(float* gradient, const Value& value, int B, Stream stream, int n = 0) const {
         launch(toeplitz_gradient_kernel<Value>, Grid((size_t)v.NH, 128, 0, stream), gradient, dtable, value, n, B,
@@ -110,22 +109,22 @@ struct Toeplitz : Encoding {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// t5: a learned bias for each class of distances, shared by all layers or for each.
+// t5: a learned bias for each class of distances, for all layers or for each layer
 //
-//   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]; `buckets` (32): half of a side's are single distances, the
-//   rest grow to `distance` (128) in equal steps of log(distance), the last is open. Causal: all of them for the past;
-//   else half of them a side.
-//   t5_clip (as the CABLE paper prints it): B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h]. The paper's code
-//   has K=256, a table for each layer (layers=own), and divides q.k by sqrt(C) (scale=C), not by sqrt(HS).
-//   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e; an entry owns a run of distances.
+//   t5 (Raffel et al. 2020, 2.1): B_ij = r[bucket(i-j)][h]. If causal, all `buckets` (32) are for keys before the
+//   query, else half of them for either side. Half of a side's buckets are single distances; then buckets grow in
+//   equal steps of log(distance) up to `distance` (128), and the last bucket has no end.
+//   t5_clip (as the CABLE paper prints it): causal B_ij = r[min(i-j,K)][h], else r[K + clip(i-j,-K,K)][h]. The paper's
+//   code has K=256, a table for each layer (layers=own), and divides q.k by sqrt(C) (scale=C), not by sqrt(HS).
+//   backward: dr[e][h] += sum over layers, sequences and the diagonals of entry e, which lie side by side.
 
 struct DistanceRange { int lo, hi; };                       // lo <= i - j < hi
 
-// Which entry of r a distance has, and which distances an entry has.
+// A map of t5: the entry of r for a distance, the distances of an entry
 struct T5Buckets {
     static constexpr int MOST = 128;
-    int first[MOST + 1];                                    // smallest distance of each bucket of one side
-    int side;                                               // buckets of one side
+    int first[MOST + 1];                                    // the smallest distance of each bucket of a side
+    int side;                                               // how many buckets a side has
     bool two_sided;
 
     static Hyperparameters defaults(int) { return {{"buckets", 32}, {"distance", 128}}; }
@@ -142,7 +141,7 @@ struct T5Buckets {
         side = causal ? count : count / 2;
         const int exact = side / 2;
         for (int k = 0; k <= MOST; k++) {
-            // distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
+            // 1e-9: distances that begin a bucket exactly, such as 16, 32 and 64, must not be lost to rounding
             const double step = (double)(imin(k, side) - exact) / exact;
             const double begin = exact * portable_pow(config.value("distance") / exact, step) - 1e-9;
             const int logarithmic = k < side ? (int)std::ceil(begin) : INT_MAX;
@@ -150,9 +149,9 @@ struct T5Buckets {
         }
     }
     __device__ int entry(int d) const {
-        const int after = two_sided ? -d : 0;               // how far the key is after the query; if causal, none is
+        const int after = two_sided ? -d : 0;               // how far the key is after the query; 0 if causal
         const int distance = d >= 0 ? d : after;
-        int k = 0;                                          // how many buckets begin at this distance or before it
+        int k = 0;                                          // how many buckets begin at or before it
         for (int e = 1; e < side; e++) { k += first[e] <= distance; }
         return d < 0 && two_sided ? k + side : k;
     }
@@ -164,7 +163,7 @@ struct T5Buckets {
 };
 
 struct T5Distances {
-    int K, before;                                          // before: K entries for the future, 0 when causal
+    int K, before;                                          // before: entries for keys after the query, 0 if causal
 
     static Hyperparameters defaults(int T_train) {
         return {{"K", T_train - 1.0}, {"scale", 0, "HS|C"}, {"layers", 0, "shared|own"}};
@@ -178,7 +177,7 @@ struct T5Distances {
     T5Distances(const EncodingConfig& config, bool causal) : K((int)config.value("K")), before(causal ? 0 : K) {}
     __device__ int entry(int d) const { return before + clamp(d, -before, K); }
     __device__ DistanceRange range(int e) const {
-        const int d = e - before;                           // the two ends stand for all distances beyond them
+        const int d = e - before;                           // the end entries own all distances beyond
         const int lo = e == 0 && before > 0 ? -INT_MAX : d;
         const int hi = d == K ? INT_MAX : d + 1;
         return {lo, hi};
@@ -193,7 +192,7 @@ template <class Map> struct T5Value {
     __device__ float operator()(int h, int distance) const { return r[(size_t)map.entry(distance) * NH + h]; }
 };
 
-// One block per entry and head.
+// dr[e][h] += the sum over the diagonals of entry e, sequence by sequence. One block per entry and head.
 template <class Map>
 static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map map, int B, int T, int NH, int ND) {
     const int e = blockIdx.x / NH;
@@ -202,7 +201,6 @@ static __global__ void t5_backward_kernel(float* dr, const float* dtable, Map ma
     const int lo = imax(range.lo, 1 - T);
     const int hi = imin(range.hi, T);
     const int end = imin(T - lo, ND - TOEPLITZ_PAD);        // columns T - hi .. end-1
-    // an entry's gradient is the sum over the diagonals it stands for, batch by batch
     float sum = 0.0f;
     for (int b = 0; b < B; b++) {
         const float* d = dtable + ((size_t)b * NH + h) * ND;
@@ -224,7 +222,7 @@ template <class Map> struct T5Of : Toeplitz {
         t.param(r, "t5", "t5.weight", per, entries, (size_t)t.NH, {normal(0.02f)});
         declare_table(t, per);
     }
-    // a table for each layer
+    // whether each layer has a table of its own
     static bool own(const EncodingConfig& config) { return clips && config.value("layers") == 1; }
     float score_factor(int) const {
         const bool by_C = clips && v.config->value("scale") == 1;
@@ -246,13 +244,13 @@ using T5 = T5Of<T5Buckets>;
 using T5Clip = T5Of<T5Distances>;
 
 // ----------------------------------------------------------------------------------------------------------
-// kerple: kernelized relative positions (Chi et al. 2022): two positive scalars for each head and layer.
+// kerple: kernelized relative positions (Chi et al. 2022), two positive scalars for each head and layer
 //
 //   kerple:        B_ij = -r1 log(1 + r2 |i-j|)     dr1 = -log(1 + r2 d)   dr2 = -r1 d / (1 + r2 d)      d = |i-j|
 //   kerple_power:  B_ij = -r1 |i-j|^r2              dr1 = -d^r2            dr2 = -r1 d^r2 log d          0 < r2 <= 2
-//   backward: the sum of dlogit along each diagonal times these. The update keeps r1, r2 >= 0.01 (power: r2 <= 2).
+//   The update keeps r1, r2 >= 0.01 (power: r2 <= 2).
 
-// log(d) and d^p for a whole number d, taken as 1 and 0 at d = 0, where every caller multiplies log by d^p
+// log(d) and d^p for a whole number d. At d = 0 both are 0; callers multiply the log by d^p.
 __host__ __device__ inline float log_distance(float d) { return fast_log1p(d > 1.0f ? d - 1.0f : 0.0f); }
 __host__ __device__ inline float power_distance(float d, float p) {
     const float e = fast_exp(p * log_distance(d));
@@ -294,15 +292,15 @@ using Kerple = KerpleOf<false>;
 using KerplePower = KerpleOf<true>;
 
 // ----------------------------------------------------------------------------------------------------------
-// bam: the Bayesian attention mechanism (Bianchessi et al. 2025, arXiv 2505.22842): the logarithm of a generalized
-// Gaussian of the distance, whose scale and shape each head learns.
+// bam: the Bayesian attention mechanism (Bianchessi et al. 2025, arXiv 2505.22842), the logarithm of a generalized
+// Gaussian of the distance, whose scale and shape each head learns
 //
 //   B_ij = -e^a_h d^b_h     d = |i-j| + 1e-5     da = B     db = B log d
-//   backward: the sum of dlogit along each diagonal times these. The update keeps -1 <= b <= 2.
+//   The update keeps -1 <= b <= 2.
 //
-// As the authors' program at 5a6579d (github.com/ArthurSBianchessi/BAM, models/bam.py and bam_ssmax.py), which has the
-// paper's -|(d - mu) / alpha|^beta with a = -beta log alpha, so that a still counts where beta is 0, and by default
-// mu = 0 untrained. At b = 0 all keys are alike, a query's own among them; b < 0 pushes near keys away and hides its
+// As in the authors' program at 5a6579d (github.com/ArthurSBianchessi/BAM, models/bam.py and bam_ssmax.py). Its form of
+// the paper's -|(d - mu) / alpha|^beta has a = -beta log alpha, so that a still matters at beta = 0; by default mu is 0
+// and not trained. At b = 0 all keys are alike, also a query's own; b < 0 pushes near keys away and hides a query's
 // own; b = 1 is ALiBi with learned slopes. With ssmax the logit is s_h log(n) (q.k / sqrt(HS) + B). a and b start at 0
 // as in the paper's release (5a6579d: as ALiBi); the bounds of b are this project's.
 
@@ -313,9 +311,9 @@ __host__ __device__ inline float bam_log(int distance) {
     return distance == 0 ? LOG_EPS : log_d;
 }
 
-// B_ij of head h at distance i - j, and dB * dB_ij/da (n = 0) or dB * dB_ij/db. least: a query's own key with a bias
-// below it has no weight, but for a text's first query, which sees no other. Its gradient is 0 then, and B would
-// multiply the rounding by up to 1e5 e^a.
+// B_ij of head h at distance i - j, and dB * dB_ij/da (n = 0) or dB * dB_ij/db. least: if the bias of a query's own key
+// is lower, the key has no weight (a text's first query sees no other key, so its bias changes nothing). Its gradient
+// is 0 then; B would multiply rounding errors by up to 1e5 e^a.
 struct BamValue {
     const float *a, *b;         // (NH)
     float least;
@@ -346,17 +344,16 @@ struct Bam : Toeplitz {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// sandwich: products of sinusoidal embeddings as a bias (Sandwich: Chi et al. 2023), nothing learned.
+// sandwich: products of sinusoidal embeddings as a bias (Chi et al. 2023), nothing learned
 //
 //   B_ij = (pe_i.pe_j - d/2) / c_h = sum_{k < d/2} (cos((i-j) / 10000^(2k/d)) - 1) / c_h      c_h = 8(h+1)/NH
 //
-// pe (T,d) are the sines and cosines of added.cuh. d is a hyperparameter, 128 as in the paper, and no width of the
-// model. The d/2 changes no probability, and makes B_ii = 0. k counts from 0, as in a sinusoidal embedding; a sum over
-// k = 1 .. d/2 would be a slightly different bias. B falls about as log |i-j| does, but not steadily, so no tile of it
-// is skipped.
+// pe (T,d): the sines and cosines of added.cuh. d is a hyperparameter, 128 as in the paper, not a width of the model.
+// Subtracting d/2 changes no probability and makes B_ii = 0. k counts from 0, as in a sinusoidal embedding; a sum over
+// k = 1 .. d/2 would be a slightly different bias. B falls about as log |i-j| does, but not steadily, so none of its
+// tiles is skipped.
 
-// table (NH,columns), laid out as above. The cosines of a distance are summed once for all heads, in double
-// because a float angle is off by 0.004 at a distance of 100,000.
+// Toeplitz's table (NH,columns). A distance's cosines are summed once for all heads.
 static __global__ void sandwich_table_kernel(float* table, int d, int T, int NH, int columns) {
     const double step = portable_pow(10000.0, -2.0 / d);
     const GridSpan s = grid_span((size_t)columns);
@@ -389,21 +386,20 @@ struct Sandwich : Toeplitz {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// attention with linear biases (Press et al. 2022): B_ij = -m_h |i-j|.
+// alibi: attention with linear biases (Press et al. 2022), B_ij = -m_h |i-j|
 //
 //   alibi:           m_h = 2^(-8(h+1)/NH), nothing learned. When NH is not a power of two: the slopes of the next lower
 //                    power p, then every other one of the slopes of 2p. slopes=geometric: 2^(-8(h+1)/NH) for every NH,
 //                    as the paper's code.
-//   alibi_random:    m_h drawn once from the exponential distribution of this mean, a function of (seed, h); nothing
-//                    learned. The paper tried this distribution; its mean is ours, about that of the slopes above.
-//   alibi_trained:   B_ij = -r_h m_h |i-j|, m_h alibi's, r_h >= 0 learned by each layer from 1 on; dr_h = -m_h |i-j|
-//                    times dlogit, summed along diagonals (toeplitz.cuh). Learned as a factor, steep and flat slopes
-//                    change at the same rate.
+//   alibi_random:    m_h drawn from the exponential distribution of `mean` as a function of (seed, h), nothing learned.
+//                    The paper tried this distribution; the default mean is ours, close to the mean of alibi's slopes.
+//   alibi_trained:   B_ij = -r_h m_h |i-j|, m_h as in alibi, r_h >= 0 learned by each layer, from 1 on. As a factor is
+//                    learned, steep and flat slopes change at the same rate.
 
-// m_h; in double, which is exact where the exponent is whole
+// m_h of alibi; in double, where a whole exponent gives an exact power
 __host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = false) {
     int p = 1;
-    while (2 * p <= NH) { p *= 2; }                         // the largest power of two that is not above NH
+    while (2 * p <= NH) { p *= 2; }                         // the largest power of two up to NH
     if (geometric) { p = NH; }
     return (float)portable_exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
 }
@@ -478,7 +474,7 @@ struct AlibiTrainedValue {
 
 struct AlibiTrained : Toeplitz {
     using Toeplitz::Toeplitz;
-    float* slopes = nullptr;                                // (NH): alibi's
+    float* slopes = nullptr;                                // (NH), m_h of alibi
     Parameter r;                                            // (NH), for each layer
 
     template <class Tensors> void declare(Tensors& t) {
