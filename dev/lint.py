@@ -253,7 +253,7 @@ def check_citations(path, text):
     names = {os.path.basename(t) for t in tracked}
     named = comments(text) if path.endswith(CPP) else enumerate(text.split("\n"), 1)
     for number, line in named:
-        for m in re.finditer(r"(?<![\w./*{$<%-])((?:[\w-]+/)*[\w-]+\.(?:cuh|cu|h|md))\b(?![.(]\w?)", line):
+        for m in re.finditer(r"(?<![\w./*{$<%-])(?:\.\./)*((?:[\w-]+/)*[\w-]+\.(?:cuh|cu|h|md))\b(?![.(]\w?)", line):
             cited = m.group(1)
             found = any(t == cited or t.endswith("/" + cited) for t in tracked) if "/" in cited else cited in names
             if not found and os.path.basename(cited) not in FOREIGN:
