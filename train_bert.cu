@@ -6,33 +6,33 @@
 //
 //   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
 //   C = NH * HS   channels                                     V, Vp       vocabulary, padded to a multiple of 128
-//   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
+//   OC            columns of qkv: 3 C for q, k and v, then the encoding's columns; a row takes qkv_row(OC) elements
 //   M, R          rows with a target; rows of the head at a time
 
 // In the order of a run:
-#include "llmc/engine/config.h"                 // the model's shape and encoding, from flags or a checkpoint
-#include "llmc/engine/data.h"            // the tokens of a step
+#include "llmc/engine/config.h"                     // the model's shape and encoding: flags over config.json
+#include "llmc/engine/data.h"                       // the tokens of a step, from shards or text
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
-#include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token, and the token type's
-#include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and the head's: matrix products
-#include "llmc/position/table.h"                  // step 2: the encodings of a layer
+#include "llmc/embedding.cuh"                       // the embedding: rows of wte for the tokens and of typew for types
+#include "llmc/matmul.cuh"                          // steps 1, 4, 6 and 8, and in the head: matrix products
+#include "llmc/position/table.h"                    // step 2: the positional encodings
 #include "llmc/attention.cuh"                       // step 3: attention over a sequence
-#include "llmc/attention/choose.cuh"                //         which kernels it runs on
+#include "llmc/attention/choose.cuh"                //         the choice between attention's kernels
 #include "llmc/layernorm.cuh"                       // steps 5 and 9, after the embedding and in the head: normalization
 #include "llmc/gelu.cuh"                            // step 7, and in the head: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
-#include "llmc/engine/parameters.cuh"          // the gradient's sum over micro-batches and ranks
-#include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
+#include "llmc/engine/parameters.cuh"               // weights and gradients: memory, sums over micro-batches and ranks
+#include "llmc/engine/schedule.h"                   // the learning rate, and the guard that may skip an update
 #include "llmc/adamw.cuh"                           // the update
-#include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
-#include "llmc/lab/embed.h"                      // the work of a trained model, and contrastive training
+#include "llmc/engine/run.h"                        // the rest of a run: signals, checkpoints, logs, the exit code
+#include "llmc/lab/embed.h"                         // contrastive training; uses of the trained model
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
 struct BERTConfig : ModelConfig {                       // T, V, L, NH, C and the encoding: engine/config.h
     SpecialTokens special;                              // [CLS], [SEP], [MASK], [PAD]
-    double mask_share = 0.15;                           // of the tokens, those to be predicted
+    double mask_share = 0.15;                           // of the tokens: masked, and predicted
     static constexpr bool causal = false;               // a token sees the whole sequence
 };
 
@@ -73,10 +73,9 @@ struct BERTConfig : ModelConfig {                       // T, V, L, NH, C and th
     F("output.dense",               fcprojw,  fcprojb,  0,     C)     \
     F("output.LayerNorm",           ln2w,     ln2b,     0,     C)
 
-// What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training, because
-// the backward reads it. Backward: one buffer, only while training. --recompute turns Saved tensors into Scratch, and
-// the backward computes them again. The names in `rows` and `cols` that are not explained at the top are variables of
-// activations_describe.
+// The activations. Scratch: one buffer that all layers share. Saved, Cached: a buffer per layer while training, for the
+// backward. Backward: one buffer, only while training. --recompute turns Saved tensors into Scratch, and the backward
+// computes them again. The variables in `rows` and `cols` are explained at the top, or in activations_describe.
 #define BERT_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(floatX, encoded,    Keep::Scratch,                                  N,      C)      \
@@ -132,20 +131,20 @@ using Activations = ActivationsOf<BERTActs>;
 
 struct BERT : Parameters {
     BERTConfig config;
-    int OC = 0;                                         // of the layer that has most columns
-    std::vector<int> columns_of;                        // (L): its encoding's
+    int OC = 0;                                         // the largest of all layers
+    std::vector<int> columns_of;                        // (L): extra columns of each layer's encoding
     BERTParams<floatX> params;
     Pooling pooling = Pooling::Mean;
 };
 
-// The encoding's tensors. B, T: capacity of the activations, 0 where only the parameters are needed
+// The encoding's tensors. B, T: capacity of the activations; 0: only the parameters are used
 PositionTables bert_position(const BERTConfig& c, int B, int T) {
     const PositionNames names = {"bert.encoder.layer.", ".attention.self.", "bert.",
                                  "embeddings.position_embeddings.weight"};
     return position_tables(c.position, position_shape(c, B, T), names);
 }
 
-// Fills in the tables of tensors of a model of this configuration; allocates nothing.
+// Fills in the tables of a model's tensors: shapes, initial values, names in files. Allocates nothing.
 void bert_describe(BERT& model, const BERTConfig& config) {
     model.config = config;
     const int V = config.V, Vp = config.Vp();
@@ -180,7 +179,7 @@ template <class T> void bert_point(BERTParams<T>& p, const TensorTable& table, T
 #undef X
 }
 
-// The tables of the activations of a (batch,length) batch of tokens; allocates nothing.
+// Describes the activations of `batch` sequences of `length` tokens; allocates nothing.
 Activations activations_describe(const BERT& model, int batch, int length, Purpose purpose, int recompute) {
     Activations acts;
     acts.set_shape(batch, length, purpose);
@@ -192,7 +191,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * T;
     const size_t R = logit_rows(N, Vp, C, purpose);
-    // column sums of the layers, or what attention or the embedding wants: one at a time
+    // for one use at a time: column sums, or what the backward of attention or of the embedding needs
     const size_t scratch_floats = std::max({MAX_SLABS * std::max({OC, 4 * C, Vp}), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_forward_scratch(batch, length, NH);
@@ -204,7 +203,7 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     return acts;
 }
 
-// Allocates them, and points acts.a at them.
+// Allocates the activations, and points acts.a at them.
 void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
@@ -224,9 +223,9 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
     const float eps = 1e-12f;
     Stream s = model.stream;
 
-    layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
+    layer_ready(model, -1);                                     // several ranks: wait for the other ranks' updates
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
-    // learned and sinusoidal encodings add a row per position; the rest do nothing here
+    // learned and sinusoidal encodings add a row per position; other encodings do nothing here
     layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, 0, s);
     add_row(a.encoded(), p.typew(), N, C, s);                   // every token is of type 0
     layernorm_forward(a.emb(), a.embmean(), a.embrstd(), a.encoded(), p.embw(), p.embb(), N, C, eps, s);
@@ -259,9 +258,9 @@ void bert_forward(BERT& model, Activations& acts, int B, int T) {
 }
 
 // The head of masked language modelling, the one step without a mirror: the losses of the M rows that acts.batch picked
-// and, when `grads` is given, their gradients in dhidden (B,T,C), zeroed by the caller, and in the head's tensors. A
-// chunk of rows goes forward and back before the next one, so that its logits are all that is ever held. Without
-// `grads` they are float32, in the same memory. dloss: 1 / number of targets in the total batch.
+// and, when `grads` is given, their gradients, added to the head's tensors and to dhidden (B,T,C), which the caller has
+// zeroed. A chunk of rows goes forward and back before the next one, so only its logits are in memory. Without `grads`
+// they are float32, in the same memory. dloss: 1 / number of targets in the total batch.
 void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>* grads, floatX* dhidden, float dloss) {
     const int V = model.config.V, Vp = model.config.Vp();
     const int L = model.config.L, C = model.config.C;
@@ -272,12 +271,12 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
     Stream s = model.stream;
     const size_t chunk = (size_t)acts.chunk_of(backward);
     for (size_t n = 0; n < M; n += chunk) {
-        const size_t rows = std::min(chunk, acts.batch.picks - n);      // M - n, and some without a target
+        const size_t rows = std::min(chunk, acts.batch.picks - n);      // M - n, and padding rows without a target
         float *losses = a.losses() + n, *hits = a.hits() + n;
         const int *picked = acts.batch.picked + n, *targets = acts.batch.targets + n;
         // 1 the hidden states of the masked tokens                                                 (rows,C)
         embedding_forward(a.picked(), picked, a.ln2(L - 1), rows, C, s);
-        // 2 3 4 a layer of their own: product, GELU, normalization                                 (rows,C)
+        // 2 3 4 the head's own layer: product, GELU, normalization                                 (rows,C)
         matmul_forward(a.headh(), view(a.picked(), rows, C), view(p.headw(), C, C), p.headb(), nullptr, s);
         gelu_forward(a.headgelu(), a.headh(), rows * C, Gelu::Erf, s);
         layernorm_forward(a.headln(), a.headmean(), a.headrstd(), a.headgelu(), p.headlnw(), p.headlnb(), rows, C,
@@ -305,7 +304,7 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
         // 2 through the product
         matmul_backward(a.dhead(), d.headw(), nullptr, a.scratch(), a.dheadgelu(), nullptr,
                         view(a.picked(), rows, C), view(p.headw(), C, C), s);
-        // 1 back to where the rows came from
+        // 1 back to the rows' places in the batch
         scatter_rows(dhidden, a.dhead(), picked, std::min(rows, M - n), C, s);
     }
 }
@@ -313,10 +312,10 @@ void bert_head(BERT& model, Activations& acts, size_t M, const BERTParams<float>
 // ----------------------------------------------------------------------------------------------------------
 // backward: the forward's numbers in reverse
 
-// dresidual holds the gradient of the hidden states (B,T,C). The gradients of the weights are added to `grads`, float32
-// and laid out as the parameters. layernorm_backward adds to its output, hence the zeros before each: in post-LN the
-// gradient of a sum replaces that of its normalization. It then goes both through the branch and, as the last operand
-// of matmul_backward (dsum), around it.
+// At first dresidual holds the gradient of the hidden states (B,T,C). Weight gradients are added to `grads`, which is
+// float32 and laid out as the parameters. layernorm_backward adds to its output, so dsum is zeroed before each call: in
+// post-LN the gradient of a sum replaces the gradient of its normalization. From the sum it goes through the branch
+// and, as the argument dsum of matmul_backward, around it.
 void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const BERTParams<floatX>& p = model.params;
     BERTParams<float> d;
@@ -353,16 +352,16 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
         // 4 the product that mixes the heads: dsum -> datty                                         (B,T,C)
         matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dsum(), nullptr,
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
-        // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
+        // 3 attention: datty -> the q, k and v columns of dqkv, and the sums that step 2 needs       (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * position.row(), s); }
         attention_backward<Mask::Both>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l), position.bias(),
                                        B, T, s);
-        // 2 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
+        // 2 the encoding turns these sums into its columns of dqkv, and the gradients of its parameters
         position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         // 1 the product that made q, k, v: dqkv, and dsum around attention -> dresidual             (B,T,C)
         matmul_backward(a.dresidual(), d.qkvw(l), d.qkvb(l), a.scratch(), a.dqkv(), a.dsum(),
                         view(x, N, C), view(p.qkvw(l), position.columns(), C), s, position.row());
-        layer_done(model, l);                                   // its gradients may set out for the other ranks
+        layer_done(model, l);                                   // several ranks: its gradients can be exchanged now
     }
     // the embeddings: through their normalization, then to the type, the positions and the tokens
     device_zero(a.dsum(), bytes, s);
@@ -376,14 +375,15 @@ void bert_backward(BERT& model, Activations& acts, float* grads, int B, int T, i
 // ----------------------------------------------------------------------------------------------------------
 // a step of masked language modelling
 
-// What evaluation asks about n tokens of a stream: those that their positions in the data choose, whatever the window
+// What evaluation predicts of n tokens of a stream. Where a token stands in the data decides whether it is masked, so
+// windows of any length ask for the same tokens.  tokens, targets (n)
 void set_targets(const BERT& model, const int* stream, uint64_t start, int n, int* tokens, int* targets) {
     const BERTConfig& c = model.config;
     mask_tokens(c.special, 0, EVALUATION_SAMPLE, start, n, stream, tokens, targets, c.mask_share);
 }
 
-// tokens, targets (B,T) -> losses and hits (B,T) on the host, 0 where nothing is asked; hits may be null. lengths (B),
-// or null: every row has T tokens
+// tokens, targets (B,T) -> losses and hits (B,T) on the host, 0 where ignored; hits may be null. lengths (B); null: all
+// rows have T tokens
 void forward_losses(BERT& model, Activations& acts, const int* tokens, const int* targets, const int* lengths, int B,
                     int T, float* losses, float* hits, int = 0) {
     const size_t N = (size_t)B * T;
@@ -429,7 +429,7 @@ StepGradient bert_gradient(BERT& model, Activations& acts, const int* tokens, co
 // ----------------------------------------------------------------------------------------------------------
 // main
 
-// The masked tokens of the step's samples, and the gradient of predicting them
+// Reads and masks this rank's samples of the step, and computes the gradient
 StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const TokenFiles& files, std::vector<int>& ids,
                          std::vector<int>& tokens, std::vector<int>& targets) {
     const Options& o = run.o;
@@ -443,33 +443,33 @@ StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const T
     return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
 }
 
-// Trains from the run's state to o.steps, on the masked tokens of data.train or contrastively on the groups of
-// data.pairs; returns the exit code.
+// Trains from the run's state to o.steps: on masked tokens of data.train, or contrastively on groups of data.pairs.
+// Returns the exit code.
 int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     const Phase training("training");
     const Options& o = run.o;
     const Documents* pairs = data.pairs.get();
     const int T = acts.T;
     const double flops = token_flops(model, T);
-    std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T);            // (my_samples,T): this rank's
-    std::vector<int> tokens(ids.size()), targets(ids.size());                           // masked ids; what was there
+    std::vector<int> ids(pairs != nullptr ? 0 : (size_t)run.my_samples * T);            // (my_samples,T)
+    std::vector<int> tokens(ids.size()), targets(ids.size());                           // masked ids; the originals
     GroupBatch batch;
     ContrastiveBuffers buffers;
     const auto step_gradient = [&] {
         if (pairs == nullptr) { return masked_step(model, acts, run, *data.train, ids, tokens, targets); }
-        const uint64_t first = o.overfit ? 0 : run.state.sample;                    // every rank has the whole batch
+        const uint64_t first = o.overfit ? 0 : run.state.sample;                    // each rank has the whole batch
         fill_groups(*pairs, first, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
         return contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
     };
     catch_signals();
     activations_allocate(acts);
     if (pairs != nullptr) { buffers.allocate(run.samples, run.samples * (pairs->group - 1), model.config.C); }
-    int64_t swapped = 0;                                // groups exchanged since this process began
+    int64_t swapped = 0;                                // groups replaced by this process
     int code;
     for (;;) {
         // 1 validation, if it is due before the update of this step
         if (pairs == nullptr) { run.look([&] { validate(model, acts, run, data.val.get()); }); }
-        // 2 a checkpoint, and the end when this was the last step or a signal has come
+        // 2 a checkpoint if it is due; the end after the last step or on a signal
         code = save_or_leave(run, model, bert_json(model.config));
         if (code >= 0) { break; }
         // 3 the gradient of a batch
@@ -481,7 +481,7 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
             run.log->record({{"kind", "swap"}, {"step", step.step + run.log->first_update}, {"groups", batch.swapped}});
             swapped += batch.swapped;
         }
-        // 4 the update: the guard may skip it; a gradient longer than --clip is shortened; AdamW
+        // 4 the update, unless the guard skips it: clip the gradient, then AdamW
         step.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, step.step);
         if (judge_step(run, model, gradient, step)) {
             const double scale = o.clip > 0 && gradient.norm > o.clip ? o.clip / gradient.norm : 1.0;
@@ -506,7 +506,7 @@ int bert_main(Run& run) {
     // 1 what to do, and with which data
     begin_run(run, uses_bert(o), BERT_USES);
     BERTData data(run);
-    // 2 the model: a checkpoint's config.json, then the flags over it; and the tables of its tensors
+    // 2 the model: a checkpoint's config.json, overridden by the flags; the tables of its tensors
     BERTConfig config;
     settle_config(config, o, {run.source, !run.resumed.empty(), run.trains}, data.vocab());
     resolve_bert(run, config);
@@ -521,7 +521,7 @@ int bert_main(Run& run) {
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    // 3 what can be refused is refused now, and not after hours of work
+    // 3 refuse now what would fail after hours of work
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
     if (data.pairs) { run.data = data_text(run, thousands(data.epoch(o.T)) + " groups", data.epoch(o.T)); }
@@ -545,7 +545,7 @@ int bert_main(Run& run) {
 }
 
 int main(int argc, char** argv) {
-    flush_denormals();          // on a CPU: denormal numbers are zero
-    wait_politely(argv);        // and waiting threads sleep, for which the program starts itself again
+    flush_denormals();          // on a CPU, denormal numbers become zero
+    wait_politely(argv);        // idle OpenMP threads sleep; for this the program restarts itself once
     return run_program(bert_main, BERT_FLAG, argc, argv);
 }

@@ -1,36 +1,36 @@
 // train_gpt2.cu -- trains, evaluates and samples a GPT-2 with any positional encoding of llmc/position/table.h.
 //
 // Read it from the top: the tensors, the forward as ten numbered steps, the head, the backward as the same numbers in
-// reverse, the update, and main. The mathematics of each layer is in a header of its own in llmc/.
+// reverse, the update, and main. Each layer's mathematics is in its own header of llmc/.
 //
 //   N = B * T     rows: the tokens of B sequences of T         L, NH, HS   layers, heads, channels per head
 //   C = NH * HS   channels of the residual stream              V, Vp       vocabulary, padded to a multiple of 128
-//   OC            columns of qkv: 3 C and the encoding's; its rows are qkv_row(OC) apart
+//   OC            columns of qkv: 3 C for q, k and v, then the encoding's columns; a row takes qkv_row(OC) elements
 
 // In the order of a run:
-#include "llmc/engine/config.h"                 // the model's shape and encoding, from flags or a checkpoint
-#include "llmc/engine/data.h"            // the tokens of a step
+#include "llmc/engine/config.h"                     // the model's shape and encoding: flags over config.json
+#include "llmc/engine/data.h"                       // the tokens of a step, from shards or text
 #include "llmc/engine/model.cuh"                    // a batch on the device, and its activations
 #include "llmc/embedding.cuh"                       // the embedding: a row of wte for each token
 #include "llmc/layernorm.cuh"                       // steps 1, 6 and 10: normalization
 #include "llmc/matmul.cuh"                          // steps 2, 5, 7 and 9, and the logits: matrix products
-#include "llmc/position/table.h"                  // step 3: the encodings of a layer
+#include "llmc/position/table.h"                    // step 3: the positional encodings
 #include "llmc/attention.cuh"                       // step 4: attention over a sequence
-#include "llmc/attention/decode.cuh"                //         and of one new token to the tokens before it
-#include "llmc/attention/choose.cuh"                //         which kernels it runs on
+#include "llmc/attention/decode.cuh"                //         attention of a new token to the tokens before it
+#include "llmc/attention/choose.cuh"                //         the choice between attention's kernels
 #include "llmc/gelu.cuh"                            // step 8: the nonlinearity
 #include "llmc/classifier.cuh"                      // the losses of the logits, and their gradient
-#include "llmc/engine/parameters.cuh"          // the gradient's sum over micro-batches and ranks
-#include "llmc/engine/schedule.h"                   // the learning rate of an update, and the guard that skips it
+#include "llmc/engine/parameters.cuh"               // weights and gradients: memory, sums over micro-batches and ranks
+#include "llmc/engine/schedule.h"                   // the learning rate, and the guard that may skip an update
 #include "llmc/adamw.cuh"                           // the update
-#include "llmc/engine/run.h"                        // a run around it: batches, signals, checkpoints, the exit code
-#include "llmc/lab/generate.h"                      // the work of a trained model: evaluation, samples, HellaSwag
+#include "llmc/engine/run.h"                        // the rest of a run: signals, checkpoints, logs, the exit code
+#include "llmc/lab/generate.h"                      // uses of the trained model: evaluation, generation
 
 // ----------------------------------------------------------------------------------------------------------
 // the tensors
 
 struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and the encoding: engine/config.h
-    static constexpr bool causal = true;                // a token sees itself and what came before it
+    static constexpr bool causal = true;                // a token sees itself and earlier tokens
 };
 
 // OC, the rows of qkvw: q | k | v (C each) | the encoding's columns (cable: w_c, w_s) | padding to a multiple of 8
@@ -53,7 +53,7 @@ struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and th
     X(lnfb,      0,     C,      0,     constant(0.0f),                       false)
 
 // The same tensors in a checkpoint: NAME.weight and NAME.bias, by Hugging Face's names. GPT-2's linear weights are
-// stored (in, out) there. Of qkvw only q, k and v are listed: the encoding itself names the files of its columns.
+// stored (in, out) there. Only the q, k and v rows of qkvw are listed here: the encoding names its own columns.
 #define GPT2_FILES(F) \
     /* name           weight    bias      row0 rows   transposed */ \
     F("ln_1",         ln1w,     ln1b,     0,   C,     false) \
@@ -63,10 +63,10 @@ struct GPT2Config : ModelConfig {                       // T, V, L, NH, C and th
     F("mlp.c_fc",     fcw,      fcb,      0,   4 * C, true)  \
     F("mlp.c_proj",   fcprojw,  fcprojb,  0,   C,     true)
 
-// What a forward leaves behind. Scratch: one buffer that all layers share. Saved: one per layer while training,
-// because the backward reads it. Cached: one per layer while generating as well, because later tokens read it.
-// Backward: one buffer, only while training. --recompute turns Saved tensors into Scratch, and the backward computes
-// them again. The names in `rows` and `cols` that are not explained at the top are variables of activations_describe.
+// The activations. Scratch: one buffer that all layers share. Saved: a buffer per layer while training, for the
+// backward. Cached: a buffer per layer while training and generating, for later tokens. Backward: one buffer, only
+// while training. --recompute turns Saved tensors into Scratch, and the backward computes them again. The variables in
+// `rows` and `cols` are explained at the top, or in activations_describe.
 #define GPT2_ACTS(X) \
     /* type   name        keep                                            rows    cols */ \
     X(int,    documents,  Keep::Scratch,                                  document_rows, 0) \
@@ -108,19 +108,19 @@ struct GPT2Acts {
 #define X(type, name, ...) LayerPointer<type> name;
     GPT2_ACTS(X)
 #undef X
-    LayerPointer<floatX> datty;                         // dln, which step 2 writes after step 4 has read this
+    LayerPointer<floatX> datty;                         // dln's memory: step 4 reads datty before step 2 writes dln
 };
 
 using Activations = ActivationsOf<GPT2Acts>;
 
 struct GPT2 : Parameters {
     GPT2Config config;
-    int OC = 0;                                         // of the layer that has most columns
-    std::vector<int> columns_of;                        // (L): its encoding's
+    int OC = 0;                                         // the largest of all layers
+    std::vector<int> columns_of;                        // (L): extra columns of each layer's encoding
     GPT2Params<floatX> params;
 };
 
-// Fills in the tables of a model's tensors: their shapes, initial values, and names in files. Allocates nothing.
+// Fills in the tables of a model's tensors: shapes, initial values, names in files. Allocates nothing.
 void gpt2_describe(GPT2& model, const GPT2Config& config) {
     model.config = config;
     const int Vp = config.Vp();
@@ -152,8 +152,8 @@ template <class T> void gpt2_point(GPT2Params<T>& p, const TensorTable& table, T
 #undef X
 }
 
-// The tables of the activations of a (batch,length) batch of tokens, `tokens` of each sequence at a time (0: as
-// set_shape() says); allocates nothing.
+// Describes the activations of `batch` sequences of `length` tokens; allocates nothing. tokens: how many tokens of each
+// sequence a forward takes; 0: set_shape() decides
 Activations activations_describe(const GPT2& model, int batch, int length, Purpose purpose, int recompute,
                                  int tokens = 0) {
     Activations acts;
@@ -166,11 +166,11 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * (size_t)acts.piece;                                    // see Purpose::Pieces
     const size_t R = logit_rows(N, Vp, C, purpose);                             // rows of logits at a time
-    // column sums of matmul_backward and layernorm_backward, or what attention or the embedding wants: one at a time
+    // for one use at a time: column sums, or what the backward of attention or of the embedding needs
     const size_t scratch_floats = std::max({MAX_SLABS * std::max(OC, 4 * C), embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_scratch(batch, length, NH, HS);
-    const bool in_pieces = purpose == Purpose::Pieces;                      // then lab/evaluate.h reads every layer's
+    const bool in_pieces = purpose == Purpose::Pieces;                // lab/evaluate.h reads attscratch(l)
     const size_t document_rows = g.position.mask.by_document() ? B * T : 0;
     acts.chunk = (int)R;
 #define X(type, name, keep, rows, cols) acts.add(#name, keep, g.L, rows, cols, sizeof(type));
@@ -180,7 +180,7 @@ Activations activations_describe(const GPT2& model, int batch, int length, Purpo
     return acts;
 }
 
-// Allocates them, and points acts.a at them.
+// Allocates the activations, and points acts.a at them.
 void activations_allocate(Activations& acts) {
     acts.allocate();
 #define X(type, name, ...) acts.point(acts.a.name, #name);
@@ -192,8 +192,8 @@ void activations_allocate(Activations& acts) {
 // ----------------------------------------------------------------------------------------------------------
 // forward
 
-// acts.batch.tokens (B,T) -> the hidden states lnf (B,T,C). The tokens stand at positions t0 .. t0 + T - 1. While
-// training and evaluating, t0 = 0. While generating, B = 1, and the cached qkv holds the t0 tokens before.
+// acts.batch.tokens (B,T), at positions t0 .. t0 + T - 1 -> the hidden states lnf (B,T,C). t0 > 0 continues a sequence
+// (B = 1) whose first t0 tokens are in the cached qkv: in generation, and in evaluation in pieces.
 void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0) {
     const GPT2Params<floatX>& p = model.params;
     const GPT2Acts& a = acts.a;
@@ -203,9 +203,9 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0) {
     Stream s = model.stream;
 
     find_documents(model, acts, B, T, t0);                      // with --document_mask: which keys a token sees
-    layer_ready(model, -1);                                     // on several ranks: weights that other ranks updated
+    layer_ready(model, -1);                                     // several ranks: wait for the other ranks' updates
     embedding_forward(a.encoded(), acts.batch.tokens, p.wte(), N, C, s);                            // (B,T,C)
-    // learned and sinusoidal encodings add a row per position; the rest do nothing here
+    // learned and sinusoidal encodings add a row per position; other encodings do nothing here
     layer_position(model, acts, 0, T).embed_forward(a.encoded(), B, T, t0, s);
     for (int l = 0; l < L; l++) {
         const floatX* residual = l == 0 ? a.encoded() : a.residual3(l - 1);                         // (B,T,C)
@@ -226,8 +226,8 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0) {
         matmul_forward(a.residual2(l), view(a.atty(l), N, C), view(p.attprojw(l), C, C), p.attprojb(l), residual, s);
         // 6 normalize again
         layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
-        // 7 the MLP widens, and 8 its nonlinearity. They are one call only where nothing is recomputed: --recompute
-        // applies 8 to the rounded result of 7, and would not repeat the bits                      (B,T,4C)
+        // 7 the MLP widens, and 8 its nonlinearity. They are fused only without --recompute, which repeats 8 from the
+        // rounded result of 7: after a fused kernel that would change bits                         (B,T,4C)
         matmul_gelu_forward(a.fchgelu(l), a.fch(l), view(a.ln2(l), N, C), view(p.fcw(l), 4 * C, C), p.fcb(l),
                             a.fchgelu.saved(), s);
         // 9 the MLP narrows, and adds to the residual stream                                       (B,T,C)
@@ -239,14 +239,14 @@ void gpt2_forward(GPT2& model, Activations& acts, int B, int T, int t0) {
 }
 
 // The one step without a mirror: lnf -> logits = lnf wte^T -> losses (B,T) and, when `grads` is given, their gradients
-// dlnf (B,T,C) and dwte (Vp,C). Forward and backward of a chunk of rows are done together, so that the logits of a
-// chunk are all that is ever held (LOGITS_BOUND) and no product runs twice. Without `grads` the logits are float32, in
-// the same memory. dloss: 1 / number of targets in the total batch.
+// dlnf (B,T,C) and dwte (Vp,C). A chunk of rows goes forward and back before the next one, so only its logits are in
+// memory (LOGITS_BOUND), and no product runs twice. Without `grads` the logits are float32, in the same memory.
+// dloss: 1 / number of targets in the total batch.
 void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>* grads, floatX* dlnf, float dloss) {
     const int classes = model.config.classes(), Vp = model.config.Vp();
     const int C = model.config.C;
     const GPT2Acts& a = acts.a;
-    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);                 // the embedding is the head, too
+    const Matrix<floatX> wte = view(model.params.wte(), Vp, C);                 // also the head's weights
     const bool backward = grads != nullptr;
     Stream s = model.stream;
     const size_t chunk = (size_t)acts.chunk_of(backward);
@@ -272,10 +272,9 @@ void gpt2_head(GPT2& model, Activations& acts, size_t N, const GPT2Params<float>
 // ----------------------------------------------------------------------------------------------------------
 // backward: the forward's numbers in reverse
 
-// dln holds the gradient of the hidden states lnf (B,T,C). The gradients of the weights are added to `grads`, float32
-// and laid out as the parameters. dresidual (B,T,C) is the gradient of the residual stream at the point that has been
-// reached: because steps 5 and 9 add to that stream, it passes through them unchanged, and steps 1 and 6 add their
-// part to it.
+// At first dln holds the gradient of the hidden states lnf (B,T,C). Weight gradients are added to `grads`, which is
+// float32 and laid out as the parameters. dresidual (B,T,C) is the gradient of the residual stream, carried from step
+// to step: it passes steps 5 and 9 unchanged, because they add to the stream, and steps 1 and 6 add their gradients.
 void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, int recompute) {
     const GPT2Params<floatX>& p = model.params;
     GPT2Params<float> d;
@@ -298,8 +297,8 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         if (recompute >= 2) {
             layernorm_forward(a.ln2(l), a.ln2mean(l), a.ln2rstd(l), a.residual2(l), p.ln2w(l), p.ln2b(l), N, C, eps, s);
         }
-        // 9 the MLP's second product, and 8 through GELU: dresidual -> dfch, whose rows' sum is the gradient of step
-        // 7's bias                                                                                 (B,T,4C)
+        // 9 the MLP's second product, and 8 through GELU: dresidual -> dfch                         (B,T,4C)
+        // The sum of the rows of dfch is the gradient of step 7's bias
         matmul_gelu_backward(a.dfch(), d.fcb(l), d.fcprojw(l), d.fcprojb(l), a.scratch(), a.dresidual(), a.fch(l),
                              view(a.fchgelu(l), N, 4 * C), view(p.fcprojw(l), C, 4 * C), s);
         // 7 the MLP's first product: dfch -> dln                                                    (B,T,C)
@@ -311,11 +310,11 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         // 5 the product that mixes the heads: dresidual -> datty                                    (B,T,C)
         matmul_backward(a.datty(), d.attprojw(l), d.attprojb(l), a.scratch(), a.dresidual(), nullptr,
                         view(a.atty(l), N, C), view(p.attprojw(l), C, C), s);
-        // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that the bias takes     (B,T,OC)
+        // 4 attention: datty -> the q, k and v columns of dqkv, and the sums that step 3 needs       (B,T,OC)
         if (position.new_padding) { device_zero(a.dqkv(), sizeof(floatX) * N * row, s); }
         attention_backward<Mask::Causal>(a.dqkv(), a.scratch(), a.datty(), a.qkv(l), a.atty(l), a.lse(l),
                                          position.bias(), B, T, s);
-        // 3 the encoding turns its sums into the rest of dqkv, and the gradients of its own parameters
+        // 3 the encoding turns these sums into its columns of dqkv, and the gradients of its parameters
         position.prepare_backward(a.dqkv(), a.qkv(l), B, T, s);
         if (recompute >= 2) {
             layernorm_forward(a.ln1(l), a.ln1mean(l), a.ln1rstd(l), residual, p.ln1w(l), p.ln1b(l), N, C, eps, s);
@@ -326,9 +325,9 @@ void gpt2_backward(GPT2& model, Activations& acts, float* grads, int B, int T, i
         // 1 through the first normalization, added to dresidual
         layernorm_backward(a.dresidual(), d.ln1w(l), d.ln1b(l), a.scratch(), a.dln(), residual, a.ln1mean(l),
                            a.ln1rstd(l), p.ln1w(l), N, C, s);
-        layer_done(model, l);                                   // its gradients may set out for the other ranks
+        layer_done(model, l);                                   // several ranks: its gradients can be exchanged now
     }
-    // what is left in dresidual belongs to the embeddings: rows of the same token are summed in a fixed order
+    // dresidual is now the gradient of the embeddings; rows of equal tokens are summed in a fixed order
     layer_position(model, acts, 0, T, grads).embed_backward(a.dresidual(), B, T, s);
     embedding_backward(d.wte(), a.scratch(), a.dresidual(), acts.batch.tokens, acts.batch.by_token(s), C, s);
 }
@@ -342,9 +341,9 @@ void set_targets(const GPT2&, const int* stream, uint64_t, int n, int* tokens, i
     std::copy(stream + 1, stream + n + 1, targets);
 }
 
-// tokens, targets (B,T) -> on the host, losses (B,T) of every target, 0 where ignored, and hits (B,T), or null: 1
-// where the target was the likeliest token. The lengths of the rows do not matter: no token sees what comes after it.
-// t0: where the tokens stand in their window, if acts is of pieces
+// tokens, targets (B,T) -> losses (B,T), 0 where ignored, and hits (B,T), 1 where the target was the likeliest token;
+// all on the host, hits may be null. No row needs its length: no token sees a later one.
+// t0: the position of the first token, above 0 only in pieces of a window
 void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int* targets, const int*, int B, int T,
                     float* losses, float* hits, int t0 = 0) {
     const size_t N = (size_t)B * T;
@@ -356,8 +355,8 @@ void forward_losses(GPT2& model, Activations& acts, const int* tokens, const int
     if (hits != nullptr) { copy_to_host(hits, acts.a.hits(), sizeof(float) * N, model.stream); }
 }
 
-// tokens, targets (micro_batches,B,T) of this rank -> the mean loss of the step over all ranks, and its gradient. Every
-// micro-batch is divided by the targets of the whole step, so that its gradient is a summand and not a mean of means.
+// tokens, targets (micro_batches,B,T) of this rank -> the mean loss of the step over all ranks, and its gradient. Each
+// micro-batch is divided by the number of targets in the whole step, so the gradients of micro-batches are just added.
 StepGradient gpt2_gradient(GPT2& model, Activations& acts, const int* tokens, const int* targets, int micro_batches,
                            int recompute) {
     const int B = acts.B, T = acts.T;
@@ -399,7 +398,7 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
             }
             if (run.due(o.sample_every) && run.state.step > 0) { print_sample(model, run); }
         });
-        // 2 a checkpoint, and the end when this was the last step or a signal has come
+        // 2 a checkpoint if it is due; the end after the last step or on a signal
         const int code = save_or_leave(run, model, gpt2_json(model.config, run.tokenizer.get()));
         if (code >= 0) { acts.release(); return code; }
         // 3 the gradient of a batch
@@ -408,7 +407,7 @@ int train(GPT2& model, Activations& acts, Run& run, const GPT2Data& data) {
                    targets.data());
         const StepGradient gradient = gpt2_gradient(model, acts, tokens.data(), targets.data(), run.micro_batches,
                                                     o.recompute);
-        // 4 the update: the guard may skip it; a gradient longer than --clip is shortened; AdamW
+        // 4 the update, unless the guard skips it: clip the gradient, then AdamW
         step.lr = learning_rate(o.schedule, o.lr, o.warmup, o.steps, o.final_lr, step.step);
         if (judge_step(run, model, gradient, step)) {
             const double scale = o.clip > 0 && gradient.norm > o.clip ? o.clip / gradient.norm : 1.0;
@@ -427,7 +426,7 @@ int gpt2_main(Run& run) {
     // 1 what to do, and with which data
     begin_run(run, uses_gpt2(o), GPT2_USES);
     GPT2Data data(run);
-    // 2 the model: a checkpoint's config.json, then the flags over it; and the tables of its tensors
+    // 2 the model: a checkpoint's config.json, overridden by the flags; the tables of its tensors
     GPT2Config config;
     settle_config(config, o, {run.source, !run.resumed.empty(), run.trains, data.end_of_text()}, data.vocab());
     plan_steps(run, config, data.train && o.steps < 0 ? data.train->windows(config.T) : 0);
@@ -437,7 +436,7 @@ int gpt2_main(Run& run) {
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
     fit_memory(run, model, 0.0, [&](int B) { return describe(B).bytes(); });
     Activations acts = describe(o.B);
-    // 3 what can be refused is refused now, and not after hours of work
+    // 3 refuse now what would fail after hours of work
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), config.V);
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }
@@ -459,7 +458,7 @@ int gpt2_main(Run& run) {
 }
 
 int main(int argc, char** argv) {
-    flush_denormals();          // on a CPU: denormal numbers are zero
-    wait_politely(argv);        // and waiting threads sleep, for which the program starts itself again
+    flush_denormals();          // on a CPU, denormal numbers become zero
+    wait_politely(argv);        // idle OpenMP threads sleep; for this the program restarts itself once
     return run_program(gpt2_main, GPT2_FLAG, argc, argv);
 }

@@ -1,5 +1,5 @@
-// lab/embed.h -- the uses of a BERT: the contrastive training of its embeddings (--pairs), a collection's embeddings
-// for scripts/retrieve.py and other searches (--encode), predictions for [MASK] (--predict); which flags request them.
+// lab/embed.h -- uses of a BERT: contrastive training (--pairs), embeddings of a collection (--encode), predictions for
+// [MASK] (--predict), and the flags that request them.
 //
 // Templates over the trainer's model, as in evaluate.h: they also call bert_forward and bert_backward.
 #pragma once
@@ -11,7 +11,7 @@
 #include "../engine/data.h"
 #include "evaluate.h"
 
-// ids (rows,T) with lengths (rows) -> out (rows,C) float32, on the device: their embeddings
+// ids (rows,T), lengths (rows) -> the texts' embeddings out (rows,C), float32 on the device
 template <class Model, class Acts>
 void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, const int* ids, const int* lengths,
                 int rows, int T, bool backward) {
@@ -21,25 +21,26 @@ void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, co
     pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
 }
 
-// The same with out on the host, for rows <= sequences_that_fit(acts, T). Other rows and padding change no embedding.
+// The same with out on the host, for rows <= sequences_that_fit(acts, T). Other rows and padding do not change
+// an embedding.
 template <class Model, class Acts>
 void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
-    float* pooled = (float*)acts.a.fch();       // which the forward has read for the last time, and which is larger
+    float* pooled = (float*)acts.a.fch();       // large enough, and no longer used after the forward
     bert_embed(pooled, model, acts, 0, 1, ids, lengths, rows, T, false);
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
-// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B at a time; then
-// the loss gives the gradient of every embedding, and each chunk is run again, forward and backward. So memory does not
-// grow with the batch, and its gradient equals one large batch's (Gao et al. 2021). A rank has as many chunks as each
-// other one, neighbours in their order; it gets all embeddings, as the loss of a query sees the whole batch.
+// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B rows at a time;
+// the loss gives the gradient of each embedding; then each chunk is run again, forward and backward. So the gradient is
+// the whole batch's, in memory that does not grow with it (Gao et al. 2021). Each rank has the same number of
+// consecutive chunks, but all embeddings, because the loss of a query depends on the whole batch.
 template <class Model, class Acts>
 StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
                                   double tau, int recompute) {
     const int Q = batch.groups, rows = batch.rows;
     const int C = model.config.C, T = batch.T;
     const int ranks = comm().size, chunks = ceil_div(rows, acts.B) / ranks;                 // of this rank
-    const int begin = comm().rank * chunks * acts.B;                                        // its first row
+    const int begin = comm().rank * chunks * acts.B;                                        // this rank's first row
     check(ranks == 1 || ranks * chunks * acts.B == rows, "--pairs: %d ranks do not divide %d rows in chunks of %d",
           ranks, rows, acts.B);
     auto embed = [&](int i, bool backward) {
@@ -49,14 +50,14 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
         bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
         return n;
     };
-    // 1 embed every row: a single chunk can stay where it is for the backward
+    // 1 embed every row; the activations of a single chunk stay for the backward
     for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
     share_rows(c.emb, (size_t)rows / (size_t)ranks * C, "embeddings of the batch", model.stream);
     // 2 the loss of each query, and the gradient of each embedding
     const float dloss = 1.0f / (float)Q;
     contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, dloss, model.stream);
     loss_sum(model.loss_sums, c.losses, comm().rank == 0 ? (size_t)Q : 0, model.stream);    // counted once
-    // 3 each chunk again, and back through the model
+    // 3 run each chunk again, and back through the model
     for (int i = 0; i < chunks; i++) {
         const int first = begin + i * acts.B, n = chunks == 1 ? std::min(acts.B, rows) : embed(i, true);
         float* grads = gradient_begin(model, i, chunks);
@@ -80,8 +81,8 @@ struct Embeddings {
     size_t size() const { return names.size(); }
 };
 
-// Embeds the documents of a collection, cut to max_tokens. Those of a batch have about the same length. The longest
-// come first, so that a lack of memory shows at once. A collective: ranks share the batches; each gets all embeddings.
+// Embeds the documents of a collection, cut to max_tokens, in batches of about equal lengths. The longest come first,
+// so that a lack of memory shows at once. A collective: ranks share the batches; each gets all embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
     const Phase encoding("encoding documents");
@@ -121,8 +122,8 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
 }
 
 // Writes DIR/embeddings.safetensors with "embeddings" (N,C), and DIR/embeddings.ids with the names, one per line. Each
-// file appears complete or not at all, and the first one has a checksum of the names, so that a mixture of two writes
-// is noticed. metadata: more strings for the header
+// file appears complete or not at all. The safetensors file has a checksum of the names, which exposes files of two
+// different writes. metadata: more strings for the header
 inline void write_embeddings(const std::string& dir, const Embeddings& e, const Json& metadata = Json::object()) {
     check(e.C >= 1 && e.rows.size() == e.size() * (size_t)e.C, "%s: %zu names and %zu values of rows of %d",
           dir.c_str(), e.size(), e.rows.size(), e.C);
@@ -159,7 +160,7 @@ inline std::string bert_help() {
 
 constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 
-// Whether the flags request one of these. Flags that make no sense together are refused first.
+// Whether the flags request a use of the model. Refuses flags that contradict each other.
 inline bool uses_bert(const Options& o) {
     const auto too_short = [](int T) { return T < 2; };
     const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
@@ -173,7 +174,7 @@ inline bool uses_bert(const Options& o) {
     return !o.encode.empty() || !o.eval_lengths.empty() || o.is_given("predict");
 }
 
-// The ids of --predict: of bytes those of its text with [CLS] and [SEP], else its numbers, or a shard's, as they are
+// The ids of --predict: a shard's ids; for a model of bytes, the text between [CLS] and [SEP]; else the ids in the text
 inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& special) {
     std::vector<int> ids = prompt_in_shard(o.predict, "--predict", special.V);
     if (ids.empty() && special.V == BYTE_VOCAB) { ids = text_ids(o.predict, special); }
@@ -183,11 +184,11 @@ inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& speci
     return ids;
 }
 
-// Lengths and a text that the encoding cannot reach are refused before the weights are read.
+// Before the weights are read, refuses lengths and texts that the encoding cannot reach.
 template <class Config> void check_reach(const Options& o, const Config& c) {
     const char* name = c.position.name.c_str();
     const int reach = position_max_length(c.position);
-    int shortest = 0;                                   // --encode takes the first length, the rest all that fit
+    int shortest = 0;                                   // --encode takes the first length; others all that fit
     if (!o.eval_lengths.empty()) {
         const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
         shortest = o.encode.empty() ? *least : o.eval_lengths[0];
@@ -204,7 +205,7 @@ inline std::vector<std::string> file_paths(const Documents& documents) {
     return paths;
 }
 
-// The groups of --pairs, at least one query and one positive each
+// The groups of --pairs: a query, its positive and perhaps negatives
 inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
     auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special);
     check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
@@ -212,7 +213,7 @@ inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialToke
     return pairs;
 }
 
-// The vocabulary of a new model that is trained on pairs: --tokenizer's, or BERT's for shards and bytes for text
+// The vocabulary of a new model that trains on pairs: --tokenizer's; else bytes for text, BERT's for shards
 inline int pairs_vocab(const Options& o) {
     if (o.tokenizer.empty()) { return ends_with(o.pairs, ".txt") ? BYTE_VOCAB : BERT_VOCAB; }
     const int V = Tokenizer::load(o.tokenizer).vocab_size();
@@ -222,12 +223,12 @@ inline int pairs_vocab(const Options& o) {
 // The data that the flags name
 struct BERTData : TokenData {
     std::unique_ptr<Documents> pairs;           // to train on instead of `train`, without `val`
-    std::unique_ptr<Documents> collection;      // of --encode
+    std::unique_ptr<Documents> collection;      // --encode's
 
     explicit BERTData(const Run& run)
         : TokenData(run, run.trains && run.o.pairs.empty(), evaluates_lengths(run.o)) {}
 
-    // The vocabulary that the data wants of the model, 0: no data. That of bytes has [CLS], [SEP], [MASK], [PAD] too.
+    // The vocabulary that the data needs, 0 without data. Bytes need BYTE_VOCAB: [CLS], [SEP], [MASK], [PAD], too.
     int vocab() const {
         if (!any()) { return 0; }
         return any()->vocab == 256 ? BYTE_VOCAB : any()->vocab;
@@ -237,7 +238,7 @@ struct BERTData : TokenData {
         if (pairs) { return pairs->groups(); }
         return train ? train->windows(T) : 0;
     }
-    // What needs the model's vocabulary, its encoding or the batch is checked as soon as these are known.
+    // The checks that need the model's vocabulary, its encoding or the batch size
     template <class Config> void check_uses(const Run& run, const Config& c) {
         const Options& o = run.o;
         check(!pairs || (size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but "
@@ -271,9 +272,9 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the work
+// --predict and --encode
 
-// A token as it can be printed: a byte that is only part of a character as \xe2; without a tokenizer its id
+// A token in print: a byte that is only part of a character as \xe2; without a tokenizer, the id
 inline std::string shown_token(const Tokenizer* tokenizer, int id) {
     if (tokenizer == nullptr) { return std::to_string(id); }
     const std::string token = tokenizer->shown(id, true);
@@ -281,8 +282,8 @@ inline std::string shown_token(const Tokenizer* tokenizer, int id) {
     return part ? strprintf("\\x%02x", (unsigned char)token[0]) : printable(token);
 }
 
-// --predict: prints the five likeliest tokens for each [MASK] of a text, with their probabilities, a softmax over the V
-// logits. Of equally likely tokens the smaller id comes first.
+// --predict: prints the five likeliest tokens for each [MASK] of a text, with their probabilities. Of equally likely
+// tokens the smaller id comes first.
 template <class Model> void predict(Model& model, const Options& o, const Tokenizer* tokenizer) {
     const int V = model.config.V, Vp = model.config.Vp();
     const int mask = model.config.special.mask;
@@ -317,7 +318,7 @@ template <class Model> void predict(Model& model, const Options& o, const Tokeni
     fflush(stdout);
 }
 
-// --encode: the documents are cut to max_tokens, and rank 0 writes their embeddings into --out
+// --encode: embeds the documents, cut to max_tokens; rank 0 writes the embeddings into --out
 template <class Model> void write_collection(Model& model, const Run& run, const Documents& documents, int max_tokens) {
     const int B = std::max(1, EVALUATION_TOKENS / max_tokens);
     auto acts = activations_describe(model, B, max_tokens, Purpose::Evaluate, 0);

@@ -1,4 +1,15 @@
 // lab/evaluate.h -- how good a model is: perplexity at any length, the loss by position, tasks, HellaSwag.
+//
+// Ranks share batches of rows. A row is a window of a data set (perplexity, also in validation while training), or a
+// text with a right answer (tasks, HellaSwag).
+//
+// Templates over the trainer's model. They call, with its types:
+//   activations_describe(model, B, T, Purpose, recompute), activations_allocate(acts)
+//   set_targets(model, stream, start, n, tokens, targets): the inputs and targets for stream[0 .. n-1]; stream[0] is
+//     token number `start` of the data, and stream[n] exists too
+//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): of B * T targets the losses, 0 where
+//     ignored, and whether each was the likeliest token. Row b has lengths[b] tokens. lengths (all T) and hits may be
+//     null
 #pragma once
 
 #include "../attention/choose.cuh"
@@ -12,157 +23,17 @@
 #include "heads.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the losses of a window of any length, in memory that hardly grows with it
-//
-// A causal forward may take a window in pieces. Each continues from the keys and values of those before it, with the
-// same bits as one forward. If the biases of all layers zero distant keys (attention/choose.cuh), keys that no
-// query will visit are forgotten. Which ones a later query visits is not known in advance: KEPT_REACHES times the
-// longest way back to a visited key so far are kept. If a query visits the very first of those, it may need an earlier
-// one; then the window is computed once more, and more keys are kept.
-
-constexpr int KEPT_REACHES = 2, LEAST_KEPT = 8192;
-constexpr int KEPT_UNIT = 256;              // keys; whole chunks of cable's sums and whole tiles
-
-// Whether windows of T tokens go through a model in pieces. On a GPU only whole ones take the tensor-core kernels.
-template <class Model> bool in_pieces(const Model& model, int T) {
-    return model.config.causal && !ON_GPU && T > PIECE;
-}
-// Whether every layer's attention skips tiles, so that keys can be forgotten
-template <class Model, class Acts> bool forgets(const Model& model, const Acts& acts) {
-    for (int l = 0; l < model.config.L; l++) {
-        const PositionView v = layer_position(model, acts, l, acts.T).bias();
-        if (!skips_tiles(acts.T, v)) { return false; }
-    }
-    return true;
-}
-
-// The longest way back from a query t0 .. t0 + n - 1 to the first key that its tile visits; INT_MAX if that may be lost
-template <class Model, class Acts> int longest_reach(const Model& model, const Acts& acts, int t0, int n) {
-    const int NH = model.config.NH, tiles = ceil_div(acts.T, ATTENTION_TILE);
-    const int from = t0 / ATTENTION_TILE, to = ceil_div(t0 + n, ATTENTION_TILE);
-    std::vector<int> first((size_t)(to - from));                // attention/choose.cuh leaves it in attscratch
-    int reach = 0;
-    for (int row = 0; row < model.config.L * NH; row++) {
-        const int* found = (const int*)acts.a.attscratch(row / NH) + (size_t)(row % NH) * tiles + from;
-        copy_to_host(first.data(), found, sizeof(int) * first.size(), model.stream);
-        for (int m = from; m < to; m++) {
-            const int key = first[(size_t)(m - from)];
-            if (acts.forgotten > 0 && key <= acts.forgotten) { return INT_MAX; }
-            reach = imax(reach, (m + 1) * ATTENTION_TILE - key);
-        }
-    }
-    return reach;
-}
-
-// Calls f(table, data, i) for the tensors with a row or a column for each key: qkv, lse, and the encoding's over time
-template <class Acts, class F> void each_over_keys(Acts& acts, F f) {
-    for (const char* name : {"qkv", "lse"}) { f(acts.table, acts.data, (size_t)acts.table.find(name)); }
-    for (size_t i = 0; i < acts.position_table.specs.size(); i++) {
-        const TensorSpec& s = acts.position_table.specs[i];
-        if (s.keep == Keep::Cached && s.cols == (size_t)acts.T) { f(acts.position_table, acts.position_data, i); }
-    }
-}
-// The bytes of one key in all of them
-template <class Acts> size_t key_bytes(Acts& acts) {
-    size_t bytes = 0;
-    each_over_keys(acts, [&](const TensorTable& table, float*, size_t i) {
-        bytes += table.specs[i].size() * table.specs[i].element;
-    });
-    return bytes / (size_t)acts.T;
-}
-// Gives back the memory of the keys before `end`.
-template <class Acts> void forget(Acts& acts, int end) {
-    each_over_keys(acts, [&](const TensorTable& table, float* data, size_t i) {
-        const TensorSpec& s = table.specs[i];
-        const size_t rows = s.rows == (size_t)acts.T ? 1 : s.rows;      // each has all keys
-        const size_t key = s.layer_size() / rows / (size_t)acts.T * s.element;
-        for (size_t r = 0; r < rows * (size_t)imax(s.layers, 1); r++) {
-            char* layer = (char*)(data + table.offsets[i]) + r / rows * table.strides[i] * s.element;
-            device_forget(layer + r % rows * key * (size_t)acts.T, (size_t)acts.forgotten * key, (size_t)end * key);
-        }
-    });
-    acts.forgotten = end;
-}
-
-// Called before acts is allocated: what it will not need at the same time
-template <class Model, class Acts> void plan_pieces(const Model& model, Acts& acts) {
-    if (!acts.reserved() || !forgets(model, acts)) { return; }
-    acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - acts.piece);
-}
-// Dies if `keep` keys of a window do not fit into memory.
-template <class Acts> void check_kept(Acts& acts, int keep) {
-    const size_t wanted = key_bytes(acts) * (size_t)imin(keep, acts.T), left = device_memory_available();
-    if (wanted <= left) { return; }
-    die(EXIT_OUT_OF_MEMORY, "%d tokens: their queries look back so far that %d keys must be kept, which "
-        "need %s, but %s are available", acts.T, keep, format_bytes((double)wanted).c_str(),
-        format_bytes((double)left).c_str());
-}
-
-// As forward_losses() for one window of T tokens, in pieces if acts is of pieces. said(t, reach) is called when t
-// tokens are done; reach: how many tokens their queries have looked back at most, 0 if no tile is skipped.
-template <class Model, class Acts, class Said>
-void window_losses(Model& model, Acts& acts, const int* tokens, const int* targets, const int* lengths, int B, int T,
-                   float* losses, float* hits, Said said) {
-    if (acts.purpose != Purpose::Pieces) {
-        return forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits);
-    }
-    const bool loses = forgets(model, acts);
-    int keep = LEAST_KEPT, t0 = 0;
-    int farthest = 0;
-    while (t0 < T) {
-        const int left = T - t0, n = imin(left, acts.piece) - (left == acts.piece + 1 ? KEPT_UNIT : 0);
-        forward_losses(model, acts, tokens + t0, targets + t0, nullptr, 1, n, losses + t0, hits + t0, t0);
-        t0 += n;
-        const int reach = loses ? longest_reach(model, acts, t0 - n, n) : 0;
-        farthest = reach == INT_MAX ? farthest : imax(farthest, reach);
-        said(t0, farthest);
-        if (!loses) { continue; }
-        if (reach == INT_MAX) {                                 // once more, from the beginning
-            keep *= 2;
-            check_kept(acts, keep);
-            acts.forgotten = t0 = 0;
-            continue;
-        }
-        if (KEPT_REACHES * reach > keep) { check_kept(acts, keep = KEPT_REACHES * reach); }
-        const int end = (t0 - keep) / KEPT_UNIT * KEPT_UNIT;
-        if (end > acts.forgotten) { forget(acts, end); }
-    }
-    forget(acts, T);
-    acts.forgotten = 0;
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// perplexity at any length, and the loss by position.
-//
-// The stream of tokens is cut into windows of T, `stride` apart. With stride T they do not overlap, and each token sees
-// the tokens before it in its window. With a smaller stride each window scores only tokens that no earlier window has
-// scored, so every token but the first T sees at least T - stride tokens of context. Every length scores the same
-// tokens.
-//
-// Templates over the trainer's model. They call, with its types:
-//   activations_describe(model, B, T, Purpose, recompute), activations_allocate,
-//   set_targets(model, stream, start, n, tokens, targets): the model's inputs and targets for the tokens
-//     stream[0 .. n-1], where stream[0] is token number `start` of the data (stream[n] exists, too), and
-//   forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits): the loss of each of B * T targets, 0
-//     where ignored, and whether it was the likeliest token; row b has lengths[b] tokens; lengths (all T) and hits may
-//     be null
+// batches of rows, shared by the ranks
 
 constexpr int EVALUATION_TOKENS = ON_GPU ? 32768 : 2048;        // in a batch
 
-// Whether the encoding has T positions; if not, says so in a row of a table that begins with `row`
-inline bool reaches(const PositionConfig& position, int T, const std::string& row) {
-    const int reach = position_max_length(position);
-    if (T > reach) { printf("%s%s has no positions beyond %d\n", row.c_str(), position.name.c_str(), reach); }
-    return T <= reach;
-}
-
-// One line that says how far a long loop is: rewritten in place on a terminal, a line every ten seconds elsewhere.
+// The progress of a long loop: one line, rewritten in place, on a terminal; elsewhere a new line every ten seconds.
 struct Progress {
     std::string label;
     double start = wall_seconds(), last = start;
     bool terminal = isatty(STDERR_FILENO) == 1, shown = false;
     explicit Progress(const std::string& label) : label(label) {}
-    // reach: how many tokens queries have looked back at most; 0 is not shown
+    // reach: how far queries have looked back at most; 0 is not shown
     void update(uint64_t done, uint64_t total, int reach = 0) {
         const double now = wall_seconds();
         if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
@@ -179,11 +50,11 @@ struct Progress {
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 70, ""); } }
 };
 
-// The rows of one forward: n from `first` on, padded to T, the length of the longest
+// The rows of one forward: n rows from `first` on, padded to T, the longest row's length
 struct RowBatch { size_t first, n, T; };
 
-// Batches of `rows` rows, in their order, each filled up to the tokens of acts; length(i): of a row. They do not depend
-// on the number of ranks, because the bits of a matrix product may depend on its number of rows.
+// `rows` rows in batches, in order: each batch has as many as acts has room for. length(i): tokens in row i. The number
+// of ranks changes no batch, because the bits of a matrix product may depend on its number of rows.
 template <class Acts, class Length>
 std::vector<RowBatch> row_batches(size_t rows, const Acts& acts, Length length) {
     std::vector<RowBatch> batches;
@@ -198,8 +69,8 @@ std::vector<RowBatch> row_batches(size_t rows, const Acts& acts, Length length) 
     return batches;
 }
 
-// A collective: the ranks share the batches. work(batch, results) computes the results of a batch, `width` elements a
-// row; take(row, result) is called on every rank, for every row, in order. Returns false if a signal has stopped it.
+// A collective: each rank computes some of the batches by work(batch, results), with `width` results per row; then
+// every rank calls take(row, result) for all rows, in order. Returns false if a signal has stopped it.
 template <class R, class Work, class Take>
 bool share_batches(const std::vector<RowBatch>& batches, size_t width, Progress& progress, Work work, Take take) {
     size_t most = 0;
@@ -217,19 +88,155 @@ bool share_batches(const std::vector<RowBatch>& batches, size_t width, Progress&
     return distribute_pieces<R>(batches.size(), most, progress.label.c_str(), compute, take_all);
 }
 
+// ----------------------------------------------------------------------------------------------------------
+// the losses of one window: a long one in pieces, in memory that hardly grows with its length
+//
+// A causal forward may take a window in pieces. Each piece continues from the keys and values of the earlier pieces,
+// with the same bits as one forward. If in every layer the bias makes the weights of distant keys 0 (choose.cuh), old
+// keys are forgotten. How far back later queries will look is not known, so KEPT_REACHES times the farthest look so far
+// is kept. A query that visits the oldest kept key may have needed a forgotten one: then the window starts again, and
+// more keys are kept.
+
+constexpr int KEPT_REACHES = 2, LEAST_KEPT = 8192;
+constexpr int KEPT_UNIT = 256;              // keys forgotten at a time: whole tiles, whole chunks of cable's sums
+
+// Whether windows of T tokens are computed in pieces. Not on a GPU: the tensor-core kernels take whole windows only.
+template <class Model> bool in_pieces(const Model& model, int T) {
+    return model.config.causal && !ON_GPU && T > PIECE;
+}
+// Whether keys can be forgotten: attention skips tiles in every layer
+template <class Model, class Acts> bool forgets(const Model& model, const Acts& acts) {
+    for (int l = 0; l < model.config.L; l++) {
+        const PositionView v = layer_position(model, acts, l, acts.T).bias();
+        if (!skips_tiles(acts.T, v)) { return false; }
+    }
+    return true;
+}
+
+// How far the queries t0 .. t0 + n - 1 look back at most, from the end of their tile to the first key that it visits.
+// INT_MAX: that key may be forgotten
+template <class Model, class Acts> int longest_reach(const Model& model, const Acts& acts, int t0, int n) {
+    const int NH = model.config.NH, tiles = ceil_div(acts.T, ATTENTION_TILE);
+    const int from = t0 / ATTENTION_TILE, to = ceil_div(t0 + n, ATTENTION_TILE);
+    std::vector<int> first((size_t)(to - from));                // attention/choose.cuh leaves it in attscratch
+    int reach = 0;
+    for (int row = 0; row < model.config.L * NH; row++) {
+        const int* found = (const int*)acts.a.attscratch(row / NH) + (size_t)(row % NH) * tiles + from;
+        copy_to_host(first.data(), found, sizeof(int) * first.size(), model.stream);
+        for (int m = from; m < to; m++) {
+            const int key = first[(size_t)(m - from)];
+            if (acts.forgotten > 0 && key <= acts.forgotten) { return INT_MAX; }
+            reach = imax(reach, (m + 1) * ATTENTION_TILE - key);
+        }
+    }
+    return reach;
+}
+
+// Calls f(table, data, i) for the tensors with a row or a column per key: qkv, lse, the encoding's cached arrays
+template <class Acts, class F> void each_over_keys(Acts& acts, F f) {
+    for (const char* name : {"qkv", "lse"}) { f(acts.table, acts.data, (size_t)acts.table.find(name)); }
+    for (size_t i = 0; i < acts.position_table.specs.size(); i++) {
+        const TensorSpec& s = acts.position_table.specs[i];
+        if (s.keep == Keep::Cached && s.cols == (size_t)acts.T) { f(acts.position_table, acts.position_data, i); }
+    }
+}
+// The bytes that one key takes in these tensors
+template <class Acts> size_t key_bytes(Acts& acts) {
+    size_t bytes = 0;
+    each_over_keys(acts, [&](const TensorTable& table, float*, size_t i) {
+        bytes += table.specs[i].size() * table.specs[i].element;
+    });
+    return bytes / (size_t)acts.T;
+}
+// Returns the memory of the keys before `end` to the system.
+template <class Acts> void forget(Acts& acts, int end) {
+    each_over_keys(acts, [&](const TensorTable& table, float* data, size_t i) {
+        const TensorSpec& s = table.specs[i];
+        const size_t rows = s.rows == (size_t)acts.T ? 1 : s.rows;      // each row has all keys
+        const size_t key = s.layer_size() / rows / (size_t)acts.T * s.element;
+        for (size_t r = 0; r < rows * (size_t)imax(s.layers, 1); r++) {
+            char* layer = (char*)(data + table.offsets[i]) + r / rows * table.strides[i] * s.element;
+            device_forget(layer + r % rows * key * (size_t)acts.T, (size_t)acts.forgotten * key, (size_t)end * key);
+        }
+    });
+    acts.forgotten = end;
+}
+
+// Called before acts is allocated: sets acts.lost, the bytes of the keys that will be forgotten
+template <class Model, class Acts> void plan_pieces(const Model& model, Acts& acts) {
+    if (!acts.reserved() || !forgets(model, acts)) { return; }
+    acts.lost = key_bytes(acts) * (size_t)imax(0, acts.T - LEAST_KEPT - acts.piece);
+}
+// Dies unless `keep` keys of a window fit into memory.
+template <class Acts> void check_kept(Acts& acts, int keep) {
+    const size_t wanted = key_bytes(acts) * (size_t)imin(keep, acts.T), left = device_memory_available();
+    if (wanted <= left) { return; }
+    die(EXIT_OUT_OF_MEMORY, "%d tokens: their queries look back so far that %d keys must be kept, which "
+        "need %s, but %s are available", acts.T, keep, format_bytes((double)wanted).c_str(),
+        format_bytes((double)left).c_str());
+}
+
+// forward_losses(), or for Purpose::Pieces the same for one window, in pieces: then progress(t, reach) is called when t
+// tokens are done. reach: how far their queries have looked back at most; 0 if no tile is skipped
+template <class Model, class Acts, class F>
+void window_losses(Model& model, Acts& acts, const int* tokens, const int* targets, const int* lengths, int B, int T,
+                   float* losses, float* hits, F progress) {
+    if (acts.purpose != Purpose::Pieces) {
+        return forward_losses(model, acts, tokens, targets, lengths, B, T, losses, hits);
+    }
+    const bool loses = forgets(model, acts);
+    int keep = LEAST_KEPT, t0 = 0;
+    int farthest = 0;
+    while (t0 < T) {
+        const int left = T - t0, n = imin(left, acts.piece) - (left == acts.piece + 1 ? KEPT_UNIT : 0);
+        forward_losses(model, acts, tokens + t0, targets + t0, nullptr, 1, n, losses + t0, hits + t0, t0);
+        t0 += n;
+        const int reach = loses ? longest_reach(model, acts, t0 - n, n) : 0;
+        farthest = reach == INT_MAX ? farthest : imax(farthest, reach);
+        progress(t0, farthest);
+        if (!loses) { continue; }
+        if (reach == INT_MAX) {                                 // start again
+            keep *= 2;
+            check_kept(acts, keep);
+            acts.forgotten = t0 = 0;
+            continue;
+        }
+        if (KEPT_REACHES * reach > keep) { check_kept(acts, keep = KEPT_REACHES * reach); }
+        const int end = (t0 - keep) / KEPT_UNIT * KEPT_UNIT;
+        if (end > acts.forgotten) { forget(acts, end); }
+    }
+    forget(acts, T);
+    acts.forgotten = 0;
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// perplexity at any length, with the loss by position
+//
+// The stream of tokens is cut into windows of T, `stride` apart. With stride T they do not overlap, and each token sees
+// the tokens before it in its window. With a smaller stride each window scores only tokens that no earlier window has
+// scored, so every token but the first T sees at least T - stride tokens of context. Every length scores the same
+// tokens.
+
+// Whether the encoding has T positions. If not, prints `row`, the begin of a table's row, and why
+inline bool reaches(const PositionConfig& position, int T, const std::string& row) {
+    const int reach = position_max_length(position);
+    if (T > reach) { printf("%s%s has no positions beyond %d\n", row.c_str(), position.name.c_str(), reach); }
+    return T <= reach;
+}
+
 struct Evaluation {
     int T = 0, stride = 0;
     int B = 0;                                  // windows in a rank's batch
     uint64_t windows = 0, tokens = 0;
     double seconds = 0;                         // from the first window to the last
-    int last_rank = 0;                          // the rank that has computed the last windows
+    int last_rank = 0;                          // the rank that computed the last windows
     double loss = 0, accuracy = 0;              // means over the scored tokens, the loss in nats; NAN without tokens
     std::vector<double> curve;                  // (T): mean loss of the targets at each position of a window
     bool stopped = false;                       // by a signal: the fields above are not valid
 };
 
-// Window w of an evaluation of `total` targets: its T tokens and targets, without targets that the window before it has
-// scored or that are beyond the end. Returns its number of tokens.  stream (T+1): scratch
+// Reads the T tokens and targets of window w. Targets that the window before has scored, or beyond the first `total`,
+// are ignored. Returns the number of tokens that the data has for it.  stream (T+1): scratch
 template <class Model>
 int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint64_t w, uint64_t total,
                 std::vector<int>& stream, int* tokens, int* targets) {
@@ -244,8 +251,8 @@ int read_window(Model& model, const TokenFiles& files, const Evaluation& e, uint
     return (int)n;
 }
 
-// The targets of an evaluation: the first `limit` of the stream (0: all). Dies unless they fill a window of T, as the
-// loss of a shorter one is not that at T.
+// The number of targets to score: the first `limit` of the stream (0: all). Dies unless they fill a window of T: in a
+// shorter window the loss would not be the loss at T.
 inline uint64_t evaluated_targets(const TokenFiles& files, int T, uint64_t limit) {
     check(files.tokens > (uint64_t)T, "%s: '%s': expected at least %zu tokens to evaluate at T = %d, got %zu (use a "
           "smaller T, or more data)", files.flag.c_str(), files.pattern.c_str(), (size_t)T + 1, T,
@@ -255,8 +262,8 @@ inline uint64_t evaluated_targets(const TokenFiles& files, int T, uint64_t limit
     return limit > 0 ? std::min(limit, files.tokens - 1) : files.tokens - 1;
 }
 
-// Scores evaluated_targets() in windows of T; acts holds at least one of them.
-// token_losses: if not null, gets the loss of every target, in order
+// Scores evaluated_targets() in windows of T; acts has room for one window or more.
+// token_losses: gets the loss of every target, in order; may be null
 template <class Model, class Acts>
 Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, int stride, uint64_t limit,
                     std::vector<float>* token_losses = nullptr) {
@@ -276,7 +283,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     std::vector<uint64_t> count((size_t)T, 0);
     Progress progress(strprintf("evaluating at T = %d", T));
     const double begin = wall_seconds();
-    // results (b.n,2,T): of each window the losses, minus infinity where there is no target, and the hits
+    // results (b.n,2,T): for each window its losses, -INFINITY where there is no target, then its hits
     const auto work = [&](const RowBatch& b, float* results) {
         for (size_t r = 0; r < b.n; r++) {
             lengths[r] = read_window(model, files, e, b.first + r, total, stream, &tokens[r * T], &targets[r * T]);
@@ -294,7 +301,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
             result[T] = hits[n];
         }
     };
-    const auto take = [&](size_t, const float* result) {                                // in the stream's order
+    const auto take = [&](size_t, const float* result) {                                // in the order of the stream
         for (int t = 0; t < T; t++) {
             if (result[t] == -INFINITY) { continue; }
             sum[t] += result[t];
@@ -314,7 +321,7 @@ Evaluation evaluate(Model& model, Acts& acts, const TokenFiles& files, int T, in
     return e;
 }
 
-// A record of log.jsonl, with rope's stretch at this length, its base if not the checkpoint's, and the window, if any
+// A record of log.jsonl, with settings that change a model without training: rope's stretch at T, its base, the masks
 inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     const Json stretch = rope_scaling_json(position, T);
     if (!stretch.is_null()) { record["rope_scaling"] = stretch; }
@@ -334,7 +341,7 @@ inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
                     {"loss", e.curve}};
     return with_stretch(j, position, e.T);
 }
-// The speed of an evaluation: the time, the scored tokens per second, and the memory in bytes, as in a train record
+// mem: bytes, as in a train record
 inline Json speed_json(const Evaluation& e, const PositionConfig& position, double mem) {
     const Json j = {{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"B", e.B},
                     {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
@@ -342,7 +349,7 @@ inline Json speed_json(const Evaluation& e, const PositionConfig& position, doub
     return with_stretch(j, position, e.T);
 }
 
-// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats, from the data's second token on
+// DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats; the first is the data's second token's
 inline void write_token_losses(const std::string& directory, const Evaluation& e, const std::vector<float>& losses) {
     if (comm().rank > 0) { return; }
     const std::string path = directory + strprintf("/token_losses_%d_%d.safetensors", e.T, e.stride);
@@ -353,9 +360,8 @@ inline void write_token_losses(const std::string& directory, const Evaluation& e
     printf("%17s wrote %s\n", "", printable(path, LONGEST_MESSAGE).c_str());
 }
 
-// Prints a table of the perplexity at each length, and logs it; if requested, also the loss by position and what the
-// weights are made of. A length beyond the encoding's reach prints "-" and why. losses_to: the directory of
-// write_token_losses, or ""
+// Prints and logs a table of the perplexity at each length; with `curve` also the loss by position. A length beyond the
+// encoding's reach prints "-" and why. parts, losses_to: where to write lab/heads.h's parts and the losses of tokens
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
                       uint64_t limit, bool curve, const PartsTo& parts, Log& log, const std::string& losses_to = "") {
@@ -382,7 +388,7 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const double mine = live_tile_share(acts.a.attscratch(model.config.L - 1), last, T, model.stream);
         std::vector<double> live_shares((size_t)comm().size);
         comm_all_gather(live_shares.data(), &mine, 1, "live tiles");
-        const double live = live_shares[(size_t)e.last_rank];       // the last windows', as on one rank
+        const double live = live_shares[(size_t)e.last_rank];       // of the last windows, as on one rank
         acts.release();
         if (e.stopped) { return; }
         if (e.tokens == 0) {
@@ -417,27 +423,27 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the token files of a run, and the validation between two updates of a training.
+// validation while training
 
-// The token files that the flags name, opened and checked before any work; null where none is read
+// The token files that the flags name, opened before any work; null where none is read
 struct TokenData {
     std::unique_ptr<TokenFiles> train, val;
 
-    // trains: on --train_files; evaluates: a use of the model reads --val_files
+    // trains: --train_files is read; evaluates: a use of the model reads --val_files
     TokenData(const Run& run, bool trains, bool evaluates) {
         const Options& o = run.o;
         if (trains) { train = open_tokens(o, "--train_files"); }
         if (!evaluates && (!trains || o.val_every == 0)) { return; }
         try {
             val = open_tokens(o, "--val_files", train ? train->vocab : 0);
-        } catch (const Error& e) {              // an error of the default file says nothing to a user who has others
+        } catch (const Error& e) {              // the default file's error would not help a user with other files
             const bool all_defaults = trains && !o.is_given("train_files");
             check(o.is_given("val_files") || all_defaults, "no data to %s",
                   evaluates ? "evaluate: give --val_files" : "validate on: give --val_files, or --val_every 0");
             throw;
         }
     }
-    // Dies unless the files have a window of every length that will be taken from them.
+    // Dies unless the files fill a window of each length that the run uses.
     void check_lengths(const Run& run) const {
         const Options& o = run.o;
         if (train) { train->windows(o.T); }
@@ -446,7 +452,7 @@ struct TokenData {
         evaluated_targets(*val, *std::max_element(o.eval_lengths.begin(), o.eval_lengths.end()),
                           (uint64_t)o.eval_tokens);
     }
-    // A collective: all ranks must have the same files. Checkpoints keep a record of them.
+    // A collective: dies unless all ranks have the same files. Checkpoints keep a record of the files.
     void record(Run& run) const {
         record_data(run, train.get());
         record_data(run, val.get());
@@ -455,7 +461,7 @@ struct TokenData {
     const TokenFiles* any() const { return train ? train.get() : val.get(); }
 };
 
-// Watches the evaluations with some activations for dead heads.
+// Finds dead heads while the evaluations with `acts` run: heads whose ReLU is closed for every token.
 template <class Acts> struct DeadHeads {
     Acts& acts;
     Stream stream;
@@ -477,7 +483,7 @@ template <class Acts> struct DeadHeads {
         acts.watch = nullptr;
         device_free(states);
     }
-    // A collective: which share of the heads with a ReLU is dead; NAN if there are none
+    // A collective: the share of dead heads among the heads with a ReLU; NAN without such heads
     double share() const {
         std::vector<int> mine(count), all(count * (size_t)comm().size);
         copy_to_host(mine.data(), states, sizeof(int) * count, stream);
@@ -492,7 +498,7 @@ template <class Acts> struct DeadHeads {
     }
 };
 
-// Validates if that is due, with the activations of the training; prints and logs the loss. val: may be null
+// If a validation is due, prints and logs its loss. acts: training's; val: may be null
 template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& run, const TokenFiles* val) {
     const Options& o = run.o;
     if (val == nullptr || !run.due(o.val_every)) { return; }
@@ -509,17 +515,18 @@ template <class Model, class Acts> void validate(Model& model, Acts& acts, Run& 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// texts with a right answer: tasks whose whole answer counts (--tasks), and multiple choice by
-// likelihood (--hellaswag). One forward pass over a text scores each token of its answer given the right ones before.
+// texts with a right answer
+//
+// One forward pass over a text scores each token of its answer, given the right tokens before it.
 
-// Of one row: sums over the tokens of its answer
+// Sums over the tokens of a row's answer
 struct AnswerScore {
     double loss;                                // in nats
-    float tokens, hits;                         // hits: tokens that have the greatest logit, without a tie
+    float tokens, hits;                         // hits: tokens with the greatest logit, without a tie
 };
 
-// Scores the rows of all batches. read(row, T, tokens, targets) fills a row (T): the tokens, and the targets that are
-// its answer; take(row, score) is called in the order of the rows. Returns false if a signal has stopped it.
+// Scores the rows of all batches. read(row, T, tokens, targets) fills in a row's tokens (T) and, where its answer is,
+// its targets (T); take(row, score) is called in the order of the rows. Returns false if a signal has stopped it.
 template <class Model, class Acts, class Read, class Take>
 bool score_answers(Model& model, Acts& acts, const std::vector<RowBatch>& batches, const char* label, Read read,
                    Take take) {
@@ -545,21 +552,20 @@ bool score_answers(Model& model, Acts& acts, const std::vector<RowBatch>& batche
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// --tasks: the share of a file's examples whose whole answer is right (copy, sort, addition, ...)
+// --tasks (copy, sort, addition, ...): the share of a file's examples whose whole answer is right
 //
-// data/tasks.py writes the files: examples in rows, with the tokens of the answer marked (engine/data.h). An
-// answer is right if each of its tokens is a hit. This is so exactly if greedy decoding writes this answer, because the
-// two agree up to the first wrong token.
+// data/tasks.py writes the files: examples in rows, with the tokens of the answer marked (engine/data.h). An answer is
+// right if each of its tokens is a hit. Then, and only then, greedy decoding would write the same answer.
 
 struct TaskScore {
     uint64_t examples = 0, exact = 0;
-    uint64_t tokens = 0, hits = 0;              // of the answers, and the right ones among them
+    uint64_t tokens = 0, hits = 0;              // of all answers, and how many are right
     double loss = 0;                            // mean over the tokens of the answers, in nats
     bool stopped = false;                       // by a signal
     double exact_share() const { return (double)exact / (double)examples; }
 };
 
-// The files of a pattern, one TokenFiles each, because each has its own length
+// A TokenFiles for each file of a pattern, because each file has its own length
 inline std::vector<TokenFiles> open_tasks(const std::string& pattern, int V) {
     const Phase opening("opening the tasks");
     std::vector<TokenFiles> tasks;
@@ -599,7 +605,7 @@ inline Json task_json(const TaskScore& s, const TokenFiles& files, const Positio
     return with_stretch(j, position, files.row - 1);
 }
 
-// Prints a table of the files' scores, and logs it. A file beyond the encoding's reach prints "-" and why.
+// Prints and logs a table of the files' scores. A file beyond the encoding's reach prints why.
 template <class Model, class Log>
 void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t step, Log& log) {
     const PositionConfig& position = model.config.position;
@@ -625,8 +631,8 @@ void evaluate_tasks(Model& model, const std::vector<TokenFiles>& tasks, int64_t 
 // --hellaswag (Zellers et al. 2019): which of four endings does the model expect?
 //
 //   score of an ending = mean over its tokens of -log p(token | context, ending before it); the lowest wins: "acc_norm"
-// The file is llm.c's: 1024-byte header of int32 (20240522, 1, examples, bytes of the longest), then uint16, an example
-//   65535 | bytes, this prefix included | index | label | 4 | n | context (n) | 4 x (n | ending (n))
+// The file is llm.c's: a header of 1024 bytes, int32 (20240522, 1, examples, bytes of the longest), then for each
+// example uint16: 65535 | the bytes of these fields | index | label | 4 | n | context (n) | 4 x (n | ending (n))
 
 constexpr int HELLASWAG_MAGIC = 20240522, HELLASWAG_ENDINGS = 4;
 
@@ -690,19 +696,19 @@ inline HellaSwag load_hellaswag(const std::string& path, int V) {
 
 struct HellaSwagScore {
     int correct = 0, examples = 0;
-    int cut = 0;                                // examples whose context was cut at its beginning, to fit into T
+    int cut = 0;                                // examples whose context lost its beginning, to fit into T
     std::vector<float> nll;                     // (examples,4): mean over the ending's tokens
     bool stopped = false;                       // by a signal, before the end
     double accuracy() const { return (double)correct / examples; }
 };
 
-// One ending after its context, which is cut to leave room for it: tokens[context ..] are the targets.
+// A context, cut to leave room for its ending, and the ending: tokens[context ..] are the targets.
 struct HellaSwagRow {
     std::vector<int> tokens;
     int context;
 };
 
-// Four rows an example, of at most T + 1 tokens each: the last one is only a target. Counts the contexts that are cut.
+// Four rows per example, of at most T + 1 tokens: the last token is only a target. cut: examples with a cut context
 inline std::vector<HellaSwagRow> hellaswag_rows(const HellaSwag& set, int T, int& cut) {
     std::vector<HellaSwagRow> rows;
     cut = 0;
@@ -745,7 +751,7 @@ template <class Model, class Acts> HellaSwagScore evaluate_hellaswag(Model& mode
     return score;
 }
 
-// each_example: log.jsonl also gets the score of every ending
+// each_example: also log the score of every ending
 template <class Model, class Acts, class Log>
 void report_hellaswag(Model& model, Acts& acts, const HellaSwag& set, int64_t step, bool each_example, Log& log) {
     const HellaSwagScore s = evaluate_hellaswag(model, acts, set);

@@ -1,9 +1,8 @@
-// lab/generate.h -- the uses of a trained GPT-2: text, one token at a time, with a cache of the earlier tokens; which
-// flags request a use, what they exclude, which files they name.
+// lab/generate.h -- uses of a trained GPT-2: generated text, evaluations, dumps, and the flags that request them.
 //
-// The cache is the forward's own: the rows of qkv (k and v) of each layer, and the encoding's cached arrays (CABLE's
-// S). A new token is a forward of one row at position t0, so prefill, decoding and evaluation share every kernel.
-// Templates over the trainer's model: they call activations_* as evaluate.h does, and gpt2_forward.
+// A text grows by one token at a time. The cache of earlier tokens is the forward's own: each layer's rows of qkv, and
+// the encoding's cached arrays (CABLE's S). A new token is a forward of one row at position t0.
+// Templates over the trainer's model, as in evaluate.h: they also call gpt2_forward.
 #pragma once
 
 #include <numeric>
@@ -13,15 +12,15 @@
 #include "../matmul.cuh"
 #include "evaluate.h"
 
-constexpr size_t LONG_PROMPT = 4096;    // tokens: from here on a message explains the wait for the first new one
+constexpr size_t LONG_PROMPT = 4096;    // tokens: a message explains the wait for the first new token
 constexpr uint64_t MAX_PROMPT = 16u << 20;      // bytes of a file
 
 struct Sampling {
     double temperature = 1.0;       // 0: the likeliest token
-    int top_k = 0;                  // among the k likeliest, 0: all
-    double top_p = 1.0;             // among the likeliest whose probabilities reach p
+    int top_k = 0;                  // draw among the k likeliest; 0: among all
+    double top_p = 1.0;             // draw among the likeliest whose probabilities sum to p
     uint64_t seed = 42;
-    int stop = -1;                  // the token that ends a text; -1: none
+    int stop = -1;                  // ends the text; -1: no token does
 };
 
 // u uniform in [0, 1) -> a token. Ties go to the smaller id.
@@ -64,8 +63,8 @@ inline std::string prompt_text(const Options& o) {
     return read_file(rest, MAX_PROMPT);
 }
 
-// The ids of a prompt: its bytes, or for another vocabulary than bytes numbers ("15496 995"). For an empty prompt the
-// end-of-text id, or a newline
+// The ids of a prompt: its bytes or, unless the vocabulary is bytes, the ids that it lists ("15496 995"). An empty
+// prompt becomes a newline, or the end-of-text id.
 inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokenizer* tokenizer = nullptr,
                                    const char* flag = "--generate", const char* command = "generate") {
     std::vector<int> ids;
@@ -84,8 +83,7 @@ inline std::vector<int> prompt_of(const Options& o, int V, const Tokenizer* toke
     return ids.empty() ? prompt_ids(prompt_text(o), V, tokenizer) : ids;
 }
 
-// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the token after the last of them. acts still holds what the
-// t0 tokens before left.
+// ids (n), at positions t0 .. t0 + n - 1 -> logits (V) of the next token. acts holds the cache of the t0 tokens before.
 template <class Model, class Acts>
 void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std::vector<float>& logits) {
     const int C = model.config.C, Vp = model.config.Vp();
@@ -99,8 +97,8 @@ void forward_logits(Model& model, Acts& acts, const int* ids, int n, int t0, std
     copy_to_host(logits.data(), acts.a.logits(), sizeof(float) * logits.size(), model.stream);
 }
 
-// Continues the prompt by n tokens, or to the end of the text, returns them and prints them to `out` (null: silent), as
-// text with a tokenizer.
+// Continues the prompt by n tokens, or to the end of the text. Returns the new tokens, and prints prompt and tokens to
+// `out` (null: silent): as text, or without a tokenizer as ids.
 template <class Model>
 std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t n, const Sampling& sampling,
                           const Tokenizer* tokenizer, FILE* out) {
@@ -118,11 +116,11 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
     activations_allocate(acts);
     std::vector<int> ids = prompt;
     std::vector<float> logits;
-    size_t read = 0;                                        // of ids, by the model
+    size_t read = 0;                                        // number of ids that the cache has
     Utf8Stream text;
     auto print = [&](int id, bool first) {
         if (out == nullptr) { return; }
-        // a model of bytes writes control characters, too, which would ring the bell, move the cursor or change colours
+        // printable(): a model of bytes writes control characters, too, which ring the bell or move the cursor
         const std::string number = strprintf("%s%d", first ? "" : " ", id);
         const std::string next = tokenizer != nullptr ? text.push(tokenizer->shown(id, first)) : number;
         fputs(printable(next, SIZE_MAX, "\n\t").c_str(), out);
@@ -149,7 +147,7 @@ std::vector<int> generate(Model& model, const std::vector<int>& prompt, int64_t 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the flags and their work
+// the flags and what they request
 
 inline std::string gpt2_help() {
     return "Trains, evaluates and samples a GPT-2 with any of these encodings (--pos):\n" + position_help() + "\n" +
@@ -166,7 +164,7 @@ inline std::string gpt2_help() {
 
 constexpr const char* GPT2_USES = "--eval_lengths, --hellaswag, --tasks, --generate and --dump_bias";
 
-// Whether the flags request one of these. Flags that make no sense together are refused first.
+// Whether the flags request a use of the model. Refuses flags that contradict each other.
 inline bool uses_gpt2(const Options& o) {
     const bool writes = o.is_given("generate") || !o.dump_bias.empty();
     check(comm().size == 1 || !writes, "--generate, --dump_bias: expected one process, got %d: a text is written token "
@@ -176,14 +174,14 @@ inline bool uses_gpt2(const Options& o) {
     return writes || !o.eval_lengths.empty() || !o.hellaswag.empty() || !o.tasks.empty();
 }
 
-// Whether --dump_bias LAYER,HEAD[,TEXT] has no text: it shows the first --T tokens of --val_files then.
+// Whether --dump_bias LAYER,HEAD[,TEXT] has no text: then it shows the first --T tokens of --val_files.
 inline bool dumps_data(const Options& o) {
     const std::string& s = o.dump_bias;
     const size_t first = s.find(',');
     return first != std::string::npos && s.find(',', first + 1) >= s.size() - 1;        // the last comma, or none
 }
 
-// --dump_bias "0,1,To be" -> layer, head and the ids of the text, which is a prompt
+// --dump_bias "0,1,To be" -> layer, head, and the ids of its text or of --val_files
 template <class Config>
 std::vector<int> parse_dump_bias(const Options& o, const Config& c, const Tokenizer* tokenizer, const TokenFiles* val,
                                  int& layer, int& head) {
@@ -203,14 +201,14 @@ std::vector<int> parse_dump_bias(const Options& o, const Config& c, const Tokeni
 // The data that the flags name
 struct GPT2Data : TokenData {
     std::unique_ptr<HellaSwag> hellaswag;
-    std::vector<TokenFiles> tasks;              // a file each
+    std::vector<TokenFiles> tasks;              // one per file
 
     explicit GPT2Data(const Run& run)
         : TokenData(run, run.trains, !run.o.eval_lengths.empty() || dumps_data(run.o)) {}
 
     int vocab() const { return any() ? any()->vocab : 0; }              // 0: there is no data
     int end_of_text() const { return any() ? any()->eot : -1; }         // begins a document; -1: unknown
-    // What needs the model's vocabulary or its shape is checked as soon as these are known.
+    // The checks that need the model's vocabulary or shape
     template <class Config> void check_uses(const Run& run, const Config& c) {
         const Options& o = run.o;
         if (!o.tasks.empty()) { tasks = open_tasks(o.tasks, c.V); }
@@ -253,7 +251,7 @@ template <class Model> void generate_text(Model& model, const Run& run) {
     fprintf(stderr, "%zu tokens%s, %.1f tokens/s\n", n, end, (double)n / (wall_seconds() - start));
 }
 
-// A sample of what the model writes by itself, different at every step
+// Prints a text without a prompt; each step draws another one
 template <class Model> void print_sample(Model& model, const Run& run) {
     const Options& o = run.o;
     const int64_t reach = position_max_length(model.config.position);
@@ -265,7 +263,7 @@ template <class Model> void print_sample(Model& model, const Run& run) {
     printf("---\n");
 }
 
-// Does what the flags request of a trained model. Training has reported HellaSwag already.
+// Does what the flags request of a trained model. After training, HellaSwag has been reported already.
 template <class Model> void use_gpt2(Model& model, const Run& run, const GPT2Data& data) {
     const Options& o = run.o;
     if (data.hellaswag && !run.trains) {

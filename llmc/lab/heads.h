@@ -1,18 +1,19 @@
-// lab/heads.h -- what the weights of attention are made of: --dump_bias.
+// lab/heads.h -- the parts of attention's weights, in files: --dump_bias.
 //
-//   LAYER,HEAD     the matrix B_ij of a text, bias_LAYER_HEAD.json for scripts/plot.py
-//   LAYER,parts    all that a weight depends on, for scripts/heads.py and explorer.py: of a text, or of each window of
-//                  --eval_lengths. parts_T_WINDOW_LAYER.safetensors has, for a window of n tokens and each head H,
+//   LAYER,HEAD     bias_LAYER_HEAD.json: the matrix B_ij of a text, for scripts/plot.py
+//   LAYER,parts    parts_T_WINDOW_LAYER.safetensors: everything that a weight depends on, for scripts/heads.py and
+//                  explorer.py; of a text, or of each window of --eval_lengths. For n tokens and each head H:
 //     H.q, H.k (n,HS)    as attention reads them, after the encoding's prepare_forward; q times the scale of the scores
-//     H.lse (n)          of attention: the weight of a visible key is e^(q_i.k_j + factor_i B_ij - lse_i)
-//     H.factor (n)       ssmax's, without which it is 1
-//   and of B, unless it is 0,
-//     H.S_offset (n), H.S_origin (3,ceil(n/128)), H.g (n)    CABLE's, as in cable.cuh; the three sum to the float64
+//     H.lse (n)          the weight of a visible key is e^(q_i.k_j + factor_i B_ij - lse_i)
+//     H.factor (n)       only with ssmax; otherwise it is 1
+//   and, unless B is 0, one of these forms of it:
+//     H.S_offset (n), H.S_origin (3,ceil(n/128)), H.g (n)    CABLE's, as in cable.cuh; the float64 origin is the sum of
+//                        three float32
 //     H.by_distance (2n-1)       B_ij at i - j = 1-n .. n-1, if it depends on that only; causal: 0 where j > i
 //     H.z (n,npos)               cope's, as in cope.cuh
-//     H.rows (n,n)               of any other encoding; causal: 0 where j > i
-//   begins (n) of a document mask: where each token's document begins. The metadata says what else B and the visible
-//   keys depend on.
+//     H.rows (n,n)               any other B_ij; causal: 0 where j > i
+//   begins (n), with a document mask: where each token's document begins. The metadata has what else B and the mask
+//   depend on.
 #pragma once
 
 #include <map>
@@ -21,14 +22,14 @@
 #include "../engine/safetensors.h"
 #include "../engine/model.cuh"
 
-// count elements of an array on the device
+// Copies `count` elements from the device.
 template <class T> std::vector<T> on_host(const T* device, size_t count, Stream stream) {
     std::vector<T> host(count);
     copy_to_host(host.data(), device, sizeof(T) * count, stream);
     return host;
 }
 
-// The bias that one head of one layer adds to its scores over a text: (T,T), from activations that have seen the text.
+// The bias (T,T) that a head of a layer adds to its scores of a text. The activations behind `view` have seen the text.
 inline std::vector<float> bias_matrix(const PositionView& view, int head, int T, Stream stream) {
     const EncodingTraits traits = encoding_traits(*view.config);
     check(traits.form != FlashBias::None, "--dump_bias: %s adds no bias to the scores", view.config->name.c_str());
@@ -44,7 +45,7 @@ inline std::vector<float> bias_matrix(const PositionView& view, int head, int T,
 // ----------------------------------------------------------------------------------------------------------
 // parts
 
-// A tensor of a file, from numbers that are in memory
+// A tensor of a file, from numbers in memory
 inline SafetensorsItem whole_tensor(const std::string& name, Shape shape, const std::vector<float>& data) {
     const size_t row = data.size() / (size_t)shape[0];
     const auto fill = [=](float* out, size_t row0, size_t rows) {
@@ -53,7 +54,7 @@ inline SafetensorsItem whole_tensor(const std::string& name, Shape shape, const 
     return {name, shape, fill};
 }
 
-// B of (batch, head) bh over n tokens, as items of a file
+// Adds to the file's items B of (batch, head) bh, over n tokens
 inline void add_bias_items(std::vector<SafetensorsItem>& items, const std::string& prefix, const PositionView& view,
                            int bh, size_t n, Stream stream) {
     const EncodingTraits traits = encoding_traits(*view.config);
@@ -73,7 +74,7 @@ inline void add_bias_items(std::vector<SafetensorsItem>& items, const std::strin
         items.push_back(whole_tensor(prefix + "S_origin", {3, chunks}, parts));
         items.push_back(whole_tensor(prefix + "g", {n}, on_host(args.g + at, n, stream)));
     } else if (traits.hooks & COUNTS_GATES) {
-        size_t z_at = view.first_act;                       // its place among the tensors of all encodings
+        size_t z_at = view.first_act;                       // index among the tensors of all encodings
         while (view.acts->specs[z_at].name.find("cope_z") == std::string::npos) { z_at++; }
         const size_t npos = view.acts->specs[z_at].cols;
         const float* z = view.act_data + view.acts->offsets[z_at] + (size_t)bh * view.stride * npos;
@@ -92,11 +93,11 @@ inline void add_bias_items(std::vector<SafetensorsItem>& items, const std::strin
     }
 }
 
-// Writes the parts of sequence b, of n tokens. qkv, lse: of the batch, as attention leaves them; documents: or null
+// Writes the parts of sequence b, which has n tokens. qkv, lse: the batch's, after attention; documents may be null
 inline void write_parts(const std::string& path, const PositionView& view, const floatX* qkv, const float* lse,
                         const int* documents, int layer, int b, size_t n, Stream stream) {
     const size_t HS = (size_t)view.HS, OC = (size_t)view.OC;
-    const size_t first = (size_t)b * view.stride;           // row of the batch
+    const size_t first = (size_t)b * view.stride;           // row of qkv
     const float scale = view.score_factor * score_factor(view) / sqrtf((float)view.HS);
     const std::vector<floatX> all = on_host(qkv + first * OC, n * OC, stream);
     std::vector<SafetensorsItem> items;
@@ -134,10 +135,10 @@ inline void write_parts(const std::string& path, const PositionView& view, const
 // Where --dump_bias LAYER,parts writes
 struct PartsTo {
     std::string directory;                                  // "": nowhere
-    int layer = -1;                                         // BIAS_ALL: of all layers
+    int layer = -1;                                         // BIAS_ALL: all layers
 };
 
-// Makes forward passes with these activations write the parts of their sequences.
+// From now on, forward passes with these activations write the parts of their sequences.
 template <class Acts> void watch_parts(Acts& acts, const PartsTo& to, Stream stream) {
     if (to.directory.empty()) { return; }
     io_mkdirs(to.directory);
@@ -155,13 +156,13 @@ template <class Acts> void watch_parts(Acts& acts, const PartsTo& to, Stream str
 // ----------------------------------------------------------------------------------------------------------
 // --dump_bias
 
-// Which matrices --dump_bias writes.
-enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2, BIAS_PARTS = -3 };     // of layers or heads; the last two of heads
+// What stands in place of a layer (only "all") or a head in --dump_bias
+enum BiasChoice { BIAS_ALL = -1, BIAS_MEAN = -2, BIAS_PARTS = -3 };
 constexpr const char* BIAS_WORDS[] = {"all", "mean", "parts"};
 
 inline std::string bias_name(int choice) { return choice < 0 ? BIAS_WORDS[-1 - choice] : std::to_string(choice); }
 
-// "3", "all" or, for heads, "mean" or "parts"
+// "3", "all" or, for a head, "mean" or "parts" -> choice; false if it is none of them
 inline bool parse_bias_choice(const std::string& text, int count, bool head, int& choice) {
     for (choice = BIAS_ALL; choice >= (head ? BIAS_PARTS : BIAS_ALL); choice--) {
         if (text == bias_name(choice)) { return true; }
@@ -175,7 +176,7 @@ inline Json json_matrix(const std::vector<float>& matrix, int T) {
     return rows;
 }
 
-// What --dump_bias LAYER,parts writes of each window of --eval_lengths
+// Where --dump_bias LAYER,parts writes the windows of --eval_lengths; nowhere if these flags are not given
 inline PartsTo evaluated_parts(const std::string& dump, const std::vector<int>& lengths, const std::string& out,
                                int L) {
     PartsTo to;
@@ -189,7 +190,7 @@ inline PartsTo evaluated_parts(const std::string& dump, const std::vector<int>& 
     return to;
 }
 
-// Writes bias_LAYER_HEAD.json: j, and `labels`, the tokens of the text as they are shown
+// Writes bias_LAYER_HEAD.json: j and, as "tokens", the text's tokens in print
 inline void write_bias_file(Json j, const std::vector<std::string>& labels, int layer, int head,
                             const std::string& directory) {
     j["tokens"] = labels;
@@ -199,7 +200,7 @@ inline void write_bias_file(Json j, const std::vector<std::string>& labels, int 
     printf("wrote %s\n", printable(path, LONGEST_MESSAGE).c_str());
 }
 
-// Activations that have seen the text `ids`, or have written its parts
+// Returns activations that have seen the text `ids`. If `parts` has a directory, they wrote its parts there
 template <class Model> auto read_text(Model& model, const std::vector<int>& ids, const PartsTo& parts) {
     const int T = (int)ids.size();
     auto acts = activations_describe(model, 1, T, Purpose::Generate, 0);
@@ -214,8 +215,7 @@ template <class Model> auto read_text(Model& model, const std::vector<int>& ids,
     return acts;
 }
 
-// The bias over the tokens `ids`, for scripts/plot.py: one matrix, or a list of them if there are several layers or
-// heads
+// Writes the bias over the tokens `ids`, for scripts/plot.py: a matrix, or a list of them for several layers or heads
 template <class Model>
 void write_bias(Model& model, const std::vector<int>& ids, const std::vector<std::string>& labels, int layer, int head,
                 const std::string& directory) {
