@@ -39,13 +39,11 @@ struct Progress {
         if (comm().rank > 0 || done == 0 || now - last < (terminal ? 0.5 : 10.0)) { return; }
         last = now;
         shown = true;
-        const double eta = (now - start) / (double)done * (double)(total - done);
-        const char *before = terminal ? "\r" : "";
-        const char *after = terminal ? "   " : "\n";
-        const double percent = 100.0 * (double)done / (double)total;
+        const double share = (double)done / (double)total;
+        const std::string eta = format_duration((now - start) * (1 - share) / share);
         const std::string far = reach > 0 ? strprintf(", looking back up to %d tokens", reach) : "";
-        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s%s", before, label.c_str(), percent, format_duration(eta).c_str(),
-                far.c_str(), after);
+        fprintf(stderr, "%s%s: %.0f%%, ETA %s%s%s", terminal ? "\r" : "", label.c_str(), 100 * share, eta.c_str(),
+                far.c_str(), terminal ? "   " : "\n");
     }
     ~Progress() { if (shown && terminal) { fprintf(stderr, "\r%*s\r", (int)label.size() + 70, ""); } }
 };
@@ -331,22 +329,19 @@ inline Json with_stretch(Json record, const PositionConfig& position, int T) {
     return record;
 }
 inline Json evaluation_json(const Evaluation& e, const PositionConfig& position) {
-    const Json j = {{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
-                    {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
-                    {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}};
-    return with_stretch(j, position, e.T);
+    return with_stretch({{"kind", "extrapolation"}, {"pos", position.name}, {"T", e.T}, {"T_train", position.T_train},
+                         {"stride", e.stride}, {"windows", e.windows}, {"tokens", e.tokens}, {"loss", e.loss},
+                         {"ppl", std::exp(e.loss)}, {"accuracy", e.accuracy}}, position, e.T);
 }
 inline Json curve_json(const Evaluation& e, const PositionConfig& position) {
-    const Json j = {{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"windows", e.windows},
-                    {"loss", e.curve}};
-    return with_stretch(j, position, e.T);
+    return with_stretch({{"kind", "curve"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride},
+                         {"windows", e.windows}, {"loss", e.curve}}, position, e.T);
 }
 // mem: bytes, as in a train record
 inline Json speed_json(const Evaluation& e, const PositionConfig& position, double mem) {
-    const Json j = {{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride}, {"B", e.B},
-                    {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
-                    {"tok_per_s", (double)e.tokens / e.seconds}, {"mem", mem}};
-    return with_stretch(j, position, e.T);
+    return with_stretch({{"kind", "evaluation_speed"}, {"pos", position.name}, {"T", e.T}, {"stride", e.stride},
+                         {"B", e.B}, {"ranks", comm().size}, {"tokens", e.tokens}, {"ms", 1e3 * e.seconds},
+                         {"tok_per_s", (double)e.tokens / e.seconds}, {"mem", mem}}, position, e.T);
 }
 
 // DIRECTORY/token_losses_T_STRIDE.safetensors: `losses` (tokens) in nats; the first is the data's second token's
@@ -391,10 +386,10 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
         const double live = live_shares[(size_t)e.last_rank];       // of the last windows, as on one rank
         acts.release();
         if (e.stopped) { return; }
+        log.record(evaluation_json(e, position));
         if (e.tokens == 0) {
             printf("%8d %8d %10llu %12d   no loss: nothing to predict\n", e.T, e.stride,
                    (unsigned long long)e.windows, 0);
-            log.record(evaluation_json(e, position));
             continue;
         }
         const std::string more = !model.config.causal ? strprintf("   %.2f%% right", 100 * e.accuracy) : "";
@@ -406,7 +401,6 @@ void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<i
                    exact ? "have weights of 0" : "weigh less than 2^-24 of a row");
         }
         fflush(stdout);
-        log.record(evaluation_json(e, position));
         log.record(speed_json(e, position, mem));
         if (!losses_to.empty()) { write_token_losses(losses_to, e, token_losses); }
         if (!curve) { continue; }
@@ -598,11 +592,11 @@ template <class Model, class Acts> TaskScore evaluate_task(Model& model, Acts& a
 }
 
 inline Json task_json(const TaskScore& s, const TokenFiles& files, const PositionConfig& position, int64_t step) {
-    const Json j = {{"kind", "task"}, {"step", step}, {"file", task_name(files)}, {"length", files.shards[0].length},
-                    {"pos", position.name}, {"T", files.row - 1}, {"T_train", position.T_train},
-                    {"examples", s.examples}, {"exact", s.exact}, {"exact_share", s.exact_share()},
-                    {"tokens", s.tokens}, {"accuracy", (double)s.hits / (double)s.tokens}, {"loss", s.loss}};
-    return with_stretch(j, position, files.row - 1);
+    return with_stretch({{"kind", "task"}, {"step", step}, {"file", task_name(files)},
+                         {"length", files.shards[0].length}, {"pos", position.name}, {"T", files.row - 1},
+                         {"T_train", position.T_train}, {"examples", s.examples}, {"exact", s.exact},
+                         {"exact_share", s.exact_share()}, {"tokens", s.tokens},
+                         {"accuracy", (double)s.hits / (double)s.tokens}, {"loss", s.loss}}, position, files.row - 1);
 }
 
 // Prints and logs a table of the files' scores. A file beyond the encoding's reach prints why.
