@@ -26,7 +26,7 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, val_files, "-j", "data/tinyshakespeare/tiny_shakespeare_val.bin", any(), FREE, \
       "validation shards: a file or a quoted glob, as for --train_files") \
     X(Text, tokenizer, "", "", any(), FREE, \
-      "tokenizer.json, vocab.json or vocab.txt, or its directory: to print text, and for checkpoints to keep") \
+      "tokenizer.json, vocab.json or vocab.txt, or its directory: prints tokens as text; checkpoints get a copy") \
     GROUP("Model", BOTH) \
     X(Text, model, "", "small", any(), SAME, "a size by name, or L,NH,C: layers, heads, channels") \
     X(Text, pos, "--layers", "cable", any(), SAME, \
@@ -34,13 +34,13 @@ constexpr int MOST_WINDOW = 1 << 30;
     X(Text, load, "-e", "", any(), FREE, \
       "initial weights: a checkpoint, a safetensors directory or llm.c's .bin; -e d12 means --model d12") \
     X(Text, rope_scaling, "", "none", one_of("none|pi[:s]|ntk[:s]|yarn[:s]|longrope[:FILE]"), SAME, \
-      "how rope is stretched; a run's checkpoints keep it. s = new length / old length, by default from --T; FILE: " \
-      "JSON with LongRoPE's factors") \
+      "how rope is stretched, also in new checkpoints; s = new length / old length, by default from --T; FILE: JSON " \
+      "with LongRoPE's factors") \
     X(double, rope_theta, "", 0, at_least(0), FREE, \
-      "rope's base, in place of the checkpoint's, and kept by new checkpoints; 0 = the checkpoint's or the default") \
+      "rope's base, also in new checkpoints; 0 = the checkpoint's, or the default") \
     X(Ints, window, "", {0}, between(0, MOST_WINDOW), SAME, \
-      "a query sees its own key and the W - 1 before it (BERT: also after it); 0 = all; W,W,0: the layers take " \
-      "turns. Checkpoints keep it; an evaluation may use another one") \
+      "a query sees its own key and the W - 1 keys before it (BERT: and after it); 0 = all keys; W,W,0: the layers " \
+      "take turns. Checkpoints keep W; an evaluation may use another W") \
     X(int, sinks, "", 0, between(0, MOST_WINDOW), SAME, \
       "with --window: every query also sees the first S tokens of its sequence") \
     GROUP("Batches and steps", BOTH) \
@@ -68,11 +68,11 @@ constexpr int MOST_WINDOW = 1 << 30;
       "skip updates whose gradient norm has a higher z-score; 0 = off") \
     GROUP("Speed and memory", BOTH) \
     X(int, recompute, "-r", -1, between(-1, 2), FREE, \
-      "recompute in backward: 0 nothing, 1 GELU, 2 GELU and layernorm, -1 nothing if it fits, else GELU") \
+      "recompute in the backward: 0 nothing, 1 GELU, 2 GELU and layernorm, -1 nothing if that fits, else GELU") \
     X(int, threads, "", 0, at_least(0), FREE, "CPU threads; 0 = all that the machine and the control group allow") \
     X(Text, tile_skip, "", "default", one_of("exact|default|off"), FREE, \
-      "cable and alibi: skip tiles whose weights the bias makes 0, for T >= 2048 and in generation (BERT: GPU " \
-      "only); exact changes no bit") \
+      "cable and alibi, for T >= 2048 and in generation (BERT: GPU only): skip tiles that weigh less than 2^-24 of a " \
+      "row; exact = only weights of 0, which changes no bit") \
     X(int, ranks, "--gpus", 1, at_least(1), FREE, \
       "start this many processes on this machine (GPU build: one per GPU), which share the work; all end if one " \
       "fails. With --check: start none, and print what each would need and send") \
@@ -88,7 +88,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "1 = continue from the newest good checkpoint in --out, if any; 2 = there must be one") \
     X(int, checkpoint_every, "-n", 0, at_least(0), FREE, "save every N steps; 0 = never") \
     X(int, keep, "-nk", 0, at_least(0), FREE, "keep the last N checkpoints; 0 = all") \
-    X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from those of the resumed run") \
+    X(Names, allow_change, "", {}, any(), FREE, "flags that may differ from the resumed run's") \
     GROUP("Validation while training", BOTH) \
     X(int, val_every, "-v", 250, at_least(0), FREE, "validate every N steps and at the end; 0 = never") \
     X(int, val_batches, "-m", 5, minus_one_or(1), FREE, "validation batches of B*T tokens; -1 = the whole split") \
@@ -101,9 +101,9 @@ constexpr int MOST_WINDOW = 1 << 30;
       "evaluate windows S apart and score the last S tokens of each; 0 = they do not overlap") \
     X(bool, curve, "", false, a_switch(), FREE, "also the loss at each position") \
     X(Text, dump_bias, "", "", any(), FREE, \
-      "LAYER,parts: write what the weights of attention are made of to --out, for scripts/heads.py; train_gpt2, too: " \
-      "LAYER,HEAD[,TEXT]: that head's bias matrix. LAYER may be all, HEAD all or mean; TEXT is bytes or token ids; " \
-      "no TEXT = the windows of --eval_lengths, or the first --T tokens of --val_files") \
+      "LAYER,parts: write the parts of attention's weights into --out, for scripts/heads.py. In train_gpt2 also " \
+      "LAYER,HEAD[,TEXT]: a head's bias matrix. LAYER may be all, HEAD all or mean; TEXT is bytes or token ids; " \
+      "without TEXT: each window of --eval_lengths, or the first --T tokens of --val_files") \
     GROUP("Causal language model", GPT2_FLAG) \
     X(bool, token_losses, "", false, a_switch(), FREE, \
       "with --eval_lengths: write the loss of each token into --out") \
@@ -120,7 +120,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "shard in a file; @@TEXT: a text that begins with @") \
     X(bool, stop_at_eot, "", true, any(), FREE, \
       "1 = --generate stops at the end-of-text token; 0 = it continues to --tokens") \
-    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate: --generate at most, samples exactly") \
+    X(int64_t, tokens, "-g", 64, at_least(1), FREE, "tokens to generate: at most by --generate, exactly in a sample") \
     X(double, temperature, "", 1.0, at_least(0), FREE, "temperature of sampling; 0 = always the likeliest token") \
     X(int, top_k, "", 0, at_least(0), FREE, "sample among the K likeliest tokens; 0 = all") \
     X(double, top_p, "", 1.0, between(1e-6, 1), FREE, \
@@ -131,13 +131,13 @@ constexpr int MOST_WINDOW = 1 << 30;
       "print the likeliest tokens for each [MASK] in this text of bytes, these token ids (scripts/text.py) or @SHARD") \
     GROUP("Contrastive fine-tuning", BERT_FLAG) \
     X(Text, pairs, "", "", any(), SAME, \
-      "train on groups instead of masked tokens: shards, or for bytes .txt lines of QUERY tab PASSAGE, or tab " \
-      "NEGATIVE too") \
+      "train on groups instead of masked tokens: shards, or for a model of bytes .txt lines of QUERY tab PASSAGE " \
+      "[tab NEGATIVE]") \
     X(double, tau, "", 0.05, at_least(1e-6), SAME, "temperature of the cosine similarities") \
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
     X(Text, encode, "", "", any(), FREE, \
-      "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or for bytes .txt " \
-      "with one per line; they are cut to the first of --eval_lengths, or to --T tokens") \
+      "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or for a model of bytes " \
+      ".txt with a document per line; a document is cut to the first of --eval_lengths, or to --T tokens") \
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "-h", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")
