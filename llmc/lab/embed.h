@@ -146,7 +146,7 @@ inline void write_embeddings(const std::string& dir, const Embeddings& e, const 
 // flags and data
 
 inline std::string bert_help() {
-    return "Trains a BERT with any of these positional encodings (--pos), and evaluates it:\n" + position_help() +
+    return "Trains and evaluates a BERT with any of these encodings (--pos):\n" + position_help() +
            "\n" + sizes_help(BERT_FLAG) + "\n"
            "Train on your own text, and save every 500 steps; --resume 1 continues a run:\n"
            "  ./train_bert --train_files a.txt --val_files b.txt --model 2,4,64 --T 128 \\\n"
@@ -162,8 +162,7 @@ constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 
 // Whether the flags request a use of the model. Refuses flags that contradict each other.
 inline bool uses_bert(const Options& o) {
-    const auto too_short = [](int T) { return T < 2; };
-    const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), too_short);
+    const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), [](int T) { return T < 2; });
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
     check(o.encode.empty() || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     const bool parts = !evaluated_parts(o.dump_bias, o.eval_lengths, o.out, INT_MAX).directory.empty();
@@ -188,7 +187,7 @@ inline std::vector<int> predict_ids(const Options& o, const SpecialTokens& speci
 template <class Config> void check_reach(const Options& o, const Config& c) {
     const char* name = c.position.name.c_str();
     const int reach = position_max_length(c.position);
-    int shortest = 0;                                   // --encode takes the first length; others all that fit
+    int shortest = 0;                                   // an evaluation skips lengths beyond the reach
     if (!o.eval_lengths.empty()) {
         const auto least = std::min_element(o.eval_lengths.begin(), o.eval_lengths.end());
         shortest = o.encode.empty() ? *least : o.eval_lengths[0];
