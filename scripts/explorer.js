@@ -4,7 +4,7 @@
 //   logit_ij = q_i.k_j + B_ij     P_ij = e^logit_ij / sum over the visible j of e^logit_ij
 // B is rounded to float32 where the kernels round, so it has their bits; the rest is float64.
 "use strict";
-const T = DATA.tokens.length, TILE = 64, LEAST = 2 ** -24 / T;      // as llmc/lab/heads.h: a tile lives above LEAST
+const T = DATA.tokens.length, TILE = 64, LEAST = 2 ** -24 / T;      // as in scripts/heads.py: a tile lives above LEAST
 const MARGIN = 52;                              // of the curves' labels, in pixels
 const NEAR = 100;                               // tokens of the curves unless they show the whole text; fewer if narrow
 const LETTER = 5.2;                             // pixels that a token's letter needs at least

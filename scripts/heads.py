@@ -23,7 +23,7 @@ TILE, SINKS = 64, 16                            # sinks: keys whose weights are 
 
 
 def read_parts(path):
-    """(what the metadata says, the tensors of each head) of a file of --dump_bias LAYER,parts: llmc/lab/heads.h"""
+    """(what the metadata says, the tensors of each head) of a file of --dump_bias LAYER,parts: llmc/lab/dump.h"""
     with console.open_regular(path) as f:
         tensors = console.read_tensors(f, path)
         f.seek(8)

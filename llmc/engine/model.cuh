@@ -136,7 +136,7 @@ template <class Pointers> struct ActivationsOf {
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
     const int* documents = nullptr;                         // (B,T): begin of each token's document
-    // Looks at each layer after its attention (lab/heads.h, lab/evaluate.h): the layer, its qkv, lse and B; and the
+    // Looks at each layer after its attention (lab/dump.h, lab/evaluate.h): the layer, its qkv, lse and B; and the
     // lengths of the B windows, on the host
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;

@@ -20,7 +20,7 @@
 #include "../engine/parameters.cuh"
 #include "../engine/run.h"
 #include "../engine/safetensors.h"
-#include "heads.h"
+#include "dump.h"
 
 // ----------------------------------------------------------------------------------------------------------
 // batches of rows, shared by the ranks
@@ -356,7 +356,7 @@ inline void write_token_losses(const std::string& directory, const Evaluation& e
 }
 
 // Prints and logs a table of the perplexity at each length; with `curve` also the loss by position. A length beyond the
-// encoding's reach prints "-" and why. parts, losses_to: where to write lab/heads.h's parts and the losses of tokens
+// encoding's reach prints "-" and why. parts, losses_to: where to write lab/dump.h's parts and the losses of tokens
 template <class Model, class Log>
 void evaluate_lengths(Model& model, const TokenFiles& files, const std::vector<int>& lengths, int stride,
                       uint64_t limit, bool curve, const PartsTo& parts, Log& log, const std::string& losses_to = "") {

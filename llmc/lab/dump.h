@@ -1,4 +1,4 @@
-// lab/heads.h -- the parts of attention's weights, in files: --dump_bias.
+// lab/dump.h -- the parts of attention's weights, in files: --dump_bias.
 //
 //   LAYER,HEAD     bias_LAYER_HEAD.json: the matrix B_ij of a text, for scripts/plot.py
 //   LAYER,parts    parts_T_WINDOW_LAYER.safetensors: everything that a weight depends on, for scripts/heads.py and
