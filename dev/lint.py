@@ -249,7 +249,7 @@ def check_console(path, text):
 
 
 def check_citations(path, text):
-    """comments and documents name only files that exist"""
+    """comments, documents and scripts of pages name only files that exist"""
     names = {os.path.basename(t) for t in tracked}
     named = comments(text) if path.endswith(CPP) else enumerate(text.split("\n"), 1)
     for number, line in named:
@@ -398,7 +398,7 @@ def main():
         check_text(path, text)
         if path.endswith(SOURCES + (".md",)) and path != "dev/lint.py":
             check_words(path, text)
-        if path.endswith(CPP + (".md",)):
+        if path.endswith(CPP + (".md", ".js")):
             check_citations(path, text)
         if path.endswith(".md"):
             check_line_counts(root, path, text)

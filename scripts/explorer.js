@@ -52,7 +52,7 @@ function bias(head, i, j) {
   return head.log ? -(head.inside ? 1 : head.g[i]) * Math.log1p(a * a) : Math.fround(-head.g[i] * D);
 }
 
-function visible(model, head, i, j) {           // position/tensors.cuh
+function visible(model, head, i, j) {           // as AttentionMask in position/encoding.cuh
   const begin = model.begins.length ? model.begins[i] : 0;
   return j <= i && j >= begin && (!head.window || j > i - head.window || j < begin + model.sinks);
 }
