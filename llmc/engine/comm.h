@@ -6,6 +6,7 @@
 // rank dies, the launcher ends the remaining ranks, or they notice it themselves.
 #pragma once
 
+#include <climits>
 #include <csignal>
 #include <fstream>
 #include <future>
@@ -13,23 +14,30 @@
 
 #include "../base/device.h"
 #include "../base/host.h"
-#include "safetensors.h"
 #include "flags.h"
 #include "launch.h"
+#include "safetensors.h"
+#if defined(USE_NCCL)
+#include <nccl.h>               // before wire.h, whose naps let the emulator's streams continue
+#endif
+#if defined(USE_MPI)
+#define OMPI_SKIP_MPICXX 1      // only the C interface
+#define MPICH_SKIP_MPICXX 1
+#include <mpi.h>
+#endif
+#include "wire.h"
+
+// ----------------------------------------------------------------------------------------------------------
+// NCCL: device buffers go from GPU to GPU
+//
+// The communicator does not block, so that the loss of a rank is noticed here and not inside NCCL: calls return at
+// once, and are polled together with NCCL's own errors.
 
 constexpr int NCCL_BLOCKS = 16;         // at most; the other multiprocessors are left to the backward
 #if defined(USE_NCCL)
-// ----------------------------------------------------------------------------------------------------------
-// device buffers from GPU to GPU
-//
-// The communicator does not block, so that a rank that is gone is noticed here and not inside NCCL: calls return at
-// once, and what they started is polled together with NCCL's own errors.
-
-#include <nccl.h>               // first: while wire.h naps, the emulator's streams continue
-
 constexpr bool HAS_NCCL = true;
 
-// such as 2.28.9
+// "2.28.9"
 inline std::string nccl_version() {
     int v = 0;
     ncclGetVersion(&v);
@@ -44,7 +52,7 @@ inline void nccl_check(ncclResult_t result, const char* what) {
     die(EXIT_DEVICE, "%s: rank %d: NCCL: %s (%s); NCCL_DEBUG=WARN tells more", what, comm().rank,
         ncclGetErrorString(result), ncclGetLastError(nccl_comm()));
 }
-// Waits until NCCL has accepted the last call, before which no other is allowed: microseconds, less than a nap.
+// Waits until NCCL has accepted the last call; no other is allowed before. This takes microseconds, less than a nap.
 inline void nccl_settle(const char* what) {
     Deadline deadline(what);
     const double start = wall_seconds();
@@ -56,7 +64,7 @@ inline void nccl_settle(const char* what) {
         if (wall_seconds() - start > 50e-6) { deadline.nap(); }
     }
 }
-// The host waits until the device has reached a point. others: it waits for other ranks, so there is a deadline.
+// The host waits until the device has reached a point. others: the device waits for other ranks, up to the deadline
 inline void nccl_wait(const Event& point, bool others, const char* what) {
     Deadline deadline(what);
     for (;;) {
@@ -64,7 +72,7 @@ inline void nccl_wait(const Event& point, bool others, const char* what) {
         if (state == cudaSuccess) { return; }
         if (state != cudaErrorNotReady) { CUDA_CHECK(state); }
         cudaGetLastError();                     // cudaErrorNotReady is not an error: clear it
-        ncclResult_t error;                     // perhaps another rank's: then the device would never arrive
+        ncclResult_t error;                     // after an error, another rank's too, the device never arrives
         nccl_check(ncclCommGetAsyncError(nccl_comm(), &error), what);
         nccl_check(error, what);
         if (others) { deadline.nap(); continue; }
@@ -79,7 +87,7 @@ inline uint64_t nccl_place(uint64_t machine) {
     CUDA_CHECK(cudaDeviceGetPCIBusId(id, sizeof(id) - 1, current_device()));
     return checksum(id, strlen(id), machine);
 }
-// What rank 0 makes and all ranks must know
+// The communicator's id, which rank 0 makes for all ranks
 inline std::string nccl_id() {
     ncclUniqueId id = {};
     nccl_check(ncclGetUniqueId(&id), "NCCL's start");
@@ -89,7 +97,7 @@ inline void nccl_start(const std::string& text) {
     ncclUniqueId id;
     memcpy(&id, text.data(), sizeof(id));
     comm().nccl = true;
-    comm().chunk = 32 << 20;                // GPUs' links need larger messages
+    comm().chunk = 32 << 20;                // links between GPUs are fast only with large messages
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     config.blocking = 0;
     config.maxCTAs = NCCL_BLOCKS;
@@ -123,7 +131,6 @@ inline void nccl_exchange(const Messages& sends, const Messages& receives, const
     nccl_settle(what);
 }
 #else
-#include "wire.h"
 constexpr bool HAS_NCCL = false;
 inline std::string nccl_version() { return ""; }
 inline uint64_t nccl_place(uint64_t) { return 0; }
@@ -134,17 +141,11 @@ inline void nccl_stop() {}
 inline void nccl_wait(const Event&, bool, const char*) {}
 inline void nccl_exchange(const Messages&, const Messages&, const char*, Stream) {}
 #endif
-#if defined(USE_MPI)
+
 // ----------------------------------------------------------------------------------------------------------
-// the wire between ranks that mpirun or srun has prepared for MPI
+// MPI: the wire between ranks that mpirun or srun has started
 
-#include <climits>
-#include <csignal>
-
-#define OMPI_SKIP_MPICXX 1      // only the C interface
-#define MPICH_SKIP_MPICXX 1
-#include <mpi.h>
-
+#if defined(USE_MPI)
 // MPI returns errors instead of ending the process (MPI_ERRORS_RETURN), so that they become an Error.
 inline void mpi_check(int result, const char* what) {
     if (result == MPI_SUCCESS) { return; }
@@ -216,7 +217,7 @@ struct MpiWire : Wire {
     }
 };
 
-// If a signal ends a rank while it registers with mpirun, mpirun may wait forever (PMIx 4.2): signals wait until then.
+// Signals wait while a rank registers with mpirun: if one ended the rank, mpirun might wait forever (PMIx 4.2).
 struct SignalsWait {
     sigset_t before;
     SignalsWait() {
@@ -256,7 +257,7 @@ inline Wire* start_mpi() { return nullptr; }
 // ----------------------------------------------------------------------------------------------------------
 // start and end
 
-// A program calls this first. From here on only rank 0 writes to stdout. program: its name and its flags, for messages
+// A program calls this first; afterwards only rank 0 writes to stdout. program: its name and flags, for messages
 inline void comm_init(const Launch& launch, const Names& program) {
     if (launch.size == 1) { return; }
     Comm& c = comm();
@@ -296,8 +297,8 @@ inline int comm_report(int code, const std::string& message) {
     _exit(code);
 }
 
-// The number of threads for set_threads(): `asked`, or this rank's share of what its control group allows, and of the
-// machine if the launcher has not bound it to cores of its own.
+// The number of threads for set_threads(): `asked` if given; else this rank's share of the cores of its control group,
+// and of the machine's if the launcher has not bound it to cores of its own.
 inline int comm_threads(int asked) {
     const int local = comm().local_size;
     const bool said = asked > 0 || getenv("OMP_NUM_THREADS") != nullptr;
@@ -308,7 +309,7 @@ inline int comm_threads(int asked) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// small things, on the host
+// collectives on the host, for a few bytes
 
 // all (size * n): the n elements of every rank, in the order of the ranks
 template <class T> void comm_all_gather(T* all, const T* mine, size_t n, const char* what) {
@@ -371,9 +372,9 @@ PRINTF_LIKE(1, 2) inline void say_once(const char* fmt, ...) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// large arrays, on the device
+// exchanges between devices, for large arrays
 
-// the GPU of this machine that this rank uses; 0 in a CPU build, and where find_gpu() will find none
+// the number of this rank's GPU on its machine; 0 in a CPU build and without a GPU, which find_gpu() reports
 inline int comm_device() {
     const int count = device_count();
     return count > 0 ? comm().local_rank % count : 0;       // more ranks than GPUs share them
@@ -394,7 +395,7 @@ inline std::string nccl_refusal(bool built, const std::vector<uint64_t>& places)
 
 // A rank's machine: its number of ranks, and this rank's index among them
 struct OnMachine { int size, rank; };
-// g when the ranks are numbered machine after machine, g = 2^k on each of several machines; else 0
+// g if the ranks are numbered machine after machine, with g = 2^k > 1 ranks on each of several machines; else 0
 inline int ranks_of_each_machine(const std::vector<OnMachine>& ranks) {
     const int size = (int)ranks.size(), g = ranks[0].size;
     bool regular = (g & (g - 1)) == 0 && g > 1 && g < size;
@@ -446,9 +447,9 @@ inline void comm_exchange(const Messages& sends, const Messages& receives, const
 // ----------------------------------------------------------------------------------------------------------
 // work on some ranks, for which the other ranks wait without a deadline
 
-// A collective. The ranks with `mine` do the work, each in a thread, and meanwhile their main threads tell the other
-// ranks that they are alive. So --collective_timeout counts from the last of these ticks: a disk may be slow, but a
-// stopped rank ends the run. The work must not call a collective. An exception is thrown again on its rank.
+// A collective. The ranks with `mine` do the work, each in a thread, while their main threads tell the other ranks that
+// they are alive. --collective_timeout counts from the last of these ticks, so a disk may be slow, but a stopped rank
+// ends the run. The work must not call a collective. Its exception is thrown again on its rank.
 template <class Work> void ranks_work(bool mine, Work work, const char* what) {
     if (comm().size == 1) {
         if (mine) { work(); }
@@ -464,7 +465,7 @@ template <class Work> void ranks_work(bool mine, Work work, const char* what) {
     try {
         while (comm_max(mine && end.wait_for(tick) != std::future_status::ready, what)) {}
     } catch (const Error& e) {
-        // Another rank is gone. Do not wait for the disk: a checkpoint gets its name only when it is complete.
+        // Another rank is gone. An exit in the middle of the work is safe: only a complete checkpoint gets its name.
         if (mine) { _exit(comm_report(e.code, e.what())); }
         throw;
     }
@@ -484,10 +485,11 @@ inline std::string first_text(const std::string& mine, const char* what) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the same on all ranks, by collectives: ranks whose data, model or program differ would silently train something else.
-// A difference is the same error on every rank, with both values in it.
+// what must be equal on all ranks: their program, flags, data and model. A difference is the same error on every rank,
+// with both values in it.
 
-// Dies unless all ranks have these facts, by the same keys: one hash is compared, and where it differs, key after key.
+// Dies unless all ranks have the same values under the same keys. Compares one hash of all facts, and only if that
+// differs, key after key.
 inline void check_same(const Facts& facts) {
     uint64_t hash = 0;
     for (const auto& [key, value] : facts) { hash = checksum(value.data(), value.size(), hash); }
@@ -505,8 +507,7 @@ inline void check_same(const Facts& facts) {
     }
 }
 
-// The program, as different builds may round, or exchange messages, differently; and all flags but the number of
-// threads
+// The program, as two builds may round or exchange differently, and all flags but --threads
 inline void check_same_start(const Options& o) {
     if (comm().size == 1) { return; }
     const FileSum sum = sum_file("/proc/self/exe");
@@ -519,7 +520,7 @@ inline void check_same_start(const Options& o) {
     check_same(facts);
 }
 
-// The files of a flag, by their records or by their paths
+// The files of a flag, given their records or their paths
 inline void check_same_records(const std::string& flag, const Json& files) {
     uint64_t bytes = 0;
     for (const Json& f : files) { bytes += f.at("bytes").get<uint64_t>(); }
@@ -530,7 +531,7 @@ inline void check_same_files(const std::string& flag, const std::vector<std::str
     if (comm().size > 1) { check_same_records(flag, file_records(paths)); }
 }
 
-// The model of a flag, which every rank reads; the manifest has the checksum of all its bytes
+// The model that a flag names, which every rank reads. A checkpoint's manifest stands for all bytes of its files.
 inline void check_same_model(const std::string& flag, const std::string& path) {
     std::vector<std::string> files;
     for (const std::string name : {"", "/manifest.json", "/state.json", "/config.json", "/model.safetensors",
