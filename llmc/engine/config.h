@@ -1,4 +1,4 @@
-// engine/config.h -- the model of a run: its shape, encoding, vocabulary, from the flags over config.json.
+// engine/config.h -- the model of a run: its config.json, and the flags that change it.
 #pragma once
 
 #include "../position/table.h"
@@ -10,26 +10,29 @@
 #include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// config.json: the model's shape, its encoding with all hyperparameters, its mask, rope's base and stretch
+// the model
 
-// A model's shape and encoding, which GPT2Config and BERTConfig derive from
+// The base of GPT2Config and BERTConfig
 struct ModelConfig {
     int T = 1024;                                       // trained sequence length
     int V = 0;                                          // vocabulary
     int L = 12, NH = 12;                                // layers, heads
     int C = 768;                                        // channels
     bool padded_softmax = false;                        // the softmax sees the padding rows, too (--vocab_softmax)
-    std::string pooling;                                // that contrastive training has used; empty: none yet
+    std::string pooling;                                // of contrastive training; "": none so far
     PositionConfig position;                            // the encoding and its hyperparameters
     int Vp() const { return round_up(V, 128); }         // rows of wte; matrix products like whole tiles
-    int classes() const { return padded_softmax ? Vp() : V; }           // of the softmax, and rows of wte in files
+    int classes() const { return padded_softmax ? Vp() : V; }           // of the softmax; the rows of wte in files
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the encoding: {"name": "t5_clip", "K": 1023, ...}. All keys are written but a number of 0, and a file must have
-// them: an earlier version, which did not know a key, may have computed something else than today's default.
+// config.json: "position", the encoding
 //
-// Several encodings: {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}, a list per layer
+//   {"name": "t5_clip", "K": 1023, ...}
+//   {"name": "layers", "layers": [[{"name": "rope", ...}], [{"name": "none"}]]}         several: a list for each layer
+//
+// All hyperparameters are written, except numbers that are 0, and a file must have them: an earlier version, which did
+// not know a key, may have computed something else than today's default.
 
 inline Json encoding_json(const EncodingConfig& encoding) {
     Json j = {{"name", encoding.name}};
@@ -89,8 +92,7 @@ inline PositionConfig position_from_json(const Json& j, int T_train, const std::
     }
     return compose_positions({{encoding_from_json(j, T_train, what)}}, T_train, what + ": position");
 }
-// bam's distance, and what ssmax makes of a bias beside it, were other formulas before "encoding_version": 2. Earlier
-// checkpoints of theirs cannot be computed any more.
+// bam, and ssmax beside a bias, had other formulas before "encoding_version": 2, which this program does not compute.
 inline bool has_other_formulas(const PositionConfig& position) {
     return std::any_of(position.pattern.begin(), position.pattern.end(), [&](const std::vector<int>& layer) {
         int hooks = 0;
@@ -109,8 +111,8 @@ inline void check_version(const Json& config, const PositionConfig& position, co
           position_text(position).c_str());
 }
 
-// The mask in config.json: "window", a number or a list for layers that take turns, and "sinks", if they are not 0, and
-// "document_mask", the token that begins a document
+// The mask: "window", a number, or a list if the layers take turns; "sinks"; "document_mask", the token that begins a
+// document. A mask without a window, sinks or documents lacks their key.
 inline Json mask_json(const PositionConfig& position) {
     Json j = Json::object();
     const std::vector<int>& windows = position.windows;
@@ -138,13 +140,13 @@ inline void mask_from_json(PositionConfig& position, const Json& j, const std::s
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rope's base and stretch (rope.cuh): in the flags, under Hugging Face's names, and in log.jsonl:
+// config.json: "rope_scaling", rope's stretch (rope.cuh), under Hugging Face's names
 //
-//   --rope_theta 500000 --rope_scaling yarn:4
-//   "rope_theta": 500000,
+//   --rope_scaling yarn:4
 //   "rope_scaling": {"rope_type": "yarn_paper", "factor": 4, "original_max_position_embeddings": 1024}
 //
-// (Older files say "yarn". But transformers' YaRN has a ramp over the pairs' numbers, the paper's is over their turns.)
+// YaRN's ramp is over the turns of the pairs, as in its paper; transformers' "yarn" has it over their numbers. Our
+// older files say "yarn", too.
 //
 //   --rope_scaling longrope:FILE
 //   "rope_scaling": {"rope_type": "longrope", "factor": 4, "original_max_position_embeddings": 1024,
@@ -168,7 +170,7 @@ inline std::string rope_scaling_text(const PositionConfig& position) {
     return text + strprintf("#%08x", (unsigned)sum);
 }
 
-// The object for T tokens; null: no stretch
+// "rope_scaling" for T tokens; null: no stretch
 inline Json rope_scaling_json(const PositionConfig& position, int T) {
     if (position.scaling == RopeScaling::None) { return Json(); }
     Json j = {{"rope_type", rope_scaling_names[(int)position.scaling].file}, {"factor", position.stretch(T)},
@@ -195,7 +197,7 @@ inline std::vector<double> rope_factors(const Json& j, const char* key, const st
     return factors;
 }
 
-// Sets the stretch of `position` from the "rope_scaling" of a config.json, which may be null.
+// j: "rope_scaling", or null
 inline void rope_scaling_from_json(const Json& j, PositionConfig& position, const std::string& what) {
     if (j.is_null()) { return; }
     check(j.is_object(), "%s: rope_scaling: expected an object, got %s", what.c_str(), json_excerpt(j).c_str());
@@ -258,8 +260,7 @@ inline void parse_rope_scaling(const std::string& text, PositionConfig& position
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the base theta. It is a hyperparameter of rope, which config.json has with the encoding, and once more as
-// "rope_theta", where other programs look for it.
+// config.json: "rope_theta", rope's base, which repeats the hyperparameter theta where other programs look for it
 
 // The base of all ropes of `position`; 0 if there is no rope, or if their bases differ
 inline double rope_theta(const PositionConfig& position) {
@@ -286,7 +287,7 @@ inline bool set_rope_theta(PositionConfig& position, double theta) {
     return changed;
 }
 
-// The "rope_theta" of a config.json, if any, must be the base that its encoding has.
+// An error if "rope_theta" contradicts the base in "position"
 inline void check_rope_theta(const Json& config, const PositionConfig& position, const std::string& what) {
     const double theta = rope_theta(position);
     if (theta == 0 || !config.contains("rope_theta")) { return; }
@@ -295,7 +296,7 @@ inline void check_rope_theta(const Json& config, const PositionConfig& position,
           what.c_str(), theta, found);
 }
 
-// The entries of config.json that belong to the encoding, in addition to "position"
+// Adds the keys of the encoding beside "position".
 inline void set_position_json(Json& config, const PositionConfig& position, int T) {
     const double theta = rope_theta(position);
     const Json scaling = rope_scaling_json(position, T);
@@ -305,20 +306,13 @@ inline void set_position_json(Json& config, const PositionConfig& position, int 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the whole
-
-// The token that ends a text, at which --generate and transformers' generate() stop: the tokenizer's, or without one
-// GPT-2's; -1: none. tokenizer: may be null
-inline int end_of_text(int V, const Tokenizer* tokenizer) {
-    if (tokenizer != nullptr && tokenizer->eot >= 0) { return tokenizer->eot; }
-    return V == 50257 ? 50256 : -1;
-}
+// config.json as a whole
 
 // The config.json of a GPT-2's checkpoint; tokenizer: may be null
 inline Json gpt2_json(const ModelConfig& c, const Tokenizer* tokenizer) {
     Json j = gpt2_config(c.classes(), c.position.T_train, c.C, c.L, c.NH, position_json(c.position),
                          mask_json(c.position));
-    const int end = end_of_text(c.V, tokenizer);
+    const int end = stop_token(c.V, tokenizer);
     for (const char* key : {"bos_token_id", "eos_token_id"}) { j[key] = end >= 0 ? Json(end) : Json(); }
     if (c.padded_softmax) {
         j["vocab_softmax"] = "padded";
@@ -328,7 +322,7 @@ inline Json gpt2_json(const ModelConfig& c, const Tokenizer* tokenizer) {
     return j;
 }
 
-// The config.json of a BERT's checkpoint, with the pooling that --pairs has trained: --encode then has it by default.
+// The config.json of a BERT's checkpoint; "pooling", if --pairs has trained it, is the default of --encode
 template <class Config> Json bert_json(const Config& c) {
     Json j = bert_config(c.V, c.position.T_train, c.C, c.L, c.NH, c.special.pad, position_json(c.position),
                          mask_json(c.position));
@@ -337,8 +331,8 @@ template <class Config> Json bert_json(const Config& c) {
     return j;
 }
 
-// Sets `c` to the model at `path`, whose config.json is `j`. `positions` are the encodings of one without "position",
-// which another program wrote.
+// Sets `c` from `j`, the config.json of the model at `path`. positions: the encoding if there is no "position", because
+// another program wrote the file
 inline void config_from_json(ModelConfig& c, const Json& j, const ConfigKeys& keys, const std::string& positions,
                              const std::string& path) {
     c.L = (int)json_int(j, keys.L, 1, 1024, path);
@@ -363,38 +357,6 @@ inline void config_from_json(ModelConfig& c, const Json& j, const ConfigKeys& ke
           "'%s'", path.c_str(), printable(pooling).c_str());
 }
 
-// tokenizer.json of a model that was trained on bytes. A BERT's puts [CLS] and [SEP] around a text. A GPT-2's only
-// special token is byte 0, which text does not contain. Spelled U+0100, it would be found in texts with this character.
-inline Json byte_tokenizer_json(bool bert) {
-    Json j = parse_json(R"json({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true},
-        "post_processor": {
-            "type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-                       {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
-            "pair": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}},
-                     {"SpecialToken": {"id": "[SEP]", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}},
-                     {"SpecialToken": {"id": "[SEP]", "type_id": 0}}],
-            "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [257], "tokens": ["[CLS]"]},
-                               "[SEP]": {"id": "[SEP]", "ids": [258], "tokens": ["[SEP]"]}}},
-        "decoder": {"type": "ByteLevel", "add_prefix_space": false, "trim_offsets": false, "use_regex": true},
-        "model": {"type": "BPE", "dropout": null, "unk_token": null, "continuing_subword_prefix": null,
-                  "end_of_word_suffix": null, "fuse_unk": false, "byte_fallback": false, "ignore_merges": false,
-                  "vocab": {}, "merges": []}})json", "tokenizer.json");
-    if (!bert) { j["post_processor"] = nullptr; }
-    Names tokens;                                               // by id
-    for (int b = 0; b < 256; b++) { tokens.push_back(spelled(b)); }
-    if (bert) { tokens.insert(tokens.end(), {"[PAD]", "[CLS]", "[SEP]", "[MASK]"}); } else { tokens[0] = {'\0'}; }
-    for (int id = 0; id < (int)tokens.size(); id++) {
-        const std::string& token = tokens[(size_t)id];
-        j["model"]["vocab"][token] = id;
-        if (bert ? id < 256 : id > 0) { continue; }
-        j["added_tokens"].push_back({{"id", id}, {"content", token}, {"single_word", false}, {"lstrip", false},
-                                     {"rstrip", false}, {"normalized", false}, {"special", true}});
-    }
-    return j;
-}
 // ----------------------------------------------------------------------------------------------------------
 // --model: a size by name, with or without the prefix ("gpt2:"), or L,NH,C
 
@@ -454,30 +416,30 @@ inline void check_before_data(const Options& o) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the model of a run: the config.json of the checkpoint or other weights that it begins with, and over that the flags.
-// Each row of model_settings is a flag; a row may read what the rows before it have set.
+// the flags over config.json: a new model takes every setting from its flag; a model with weights takes those of its
+// config.json, and a flag changes one only if it is given. A row of model_settings may read what earlier rows have set.
 
 // Where the model comes from
 struct ModelSource {
     std::string path;                   // of a checkpoint or other weights; "": the model is new
-    bool resumed = false;               // the checkpoint of the run itself
+    bool resumed = false;               // `path` is this run's own checkpoint
     bool trains = false;
     int end_of_text = -1;               // the token that begins a document of the data; -1: unknown
     bool foreign = false;               // another program's, whose config.json has no "position"
 };
 
-// What a flag may do to the value that a checkpoint has. KEEPS: nothing, as the weights need it. REPLACES: change it,
+// What a flag may do to the value of a checkpoint. KEEPS: nothing, as the weights need it. REPLACES: change it,
 // with a notice, but in a resumed run only by --allow_change. CHOOSES: change it without a word.
 enum OnLoad { KEEPS, REPLACES, CHOOSES };
 
 struct ModelSetting {
     const char* flag;
     OnLoad on_load;
-    std::string (*text)(const ModelConfig&);                                    // its value, as the flag has it
-    void (*set)(ModelConfig&, const Options&, const ModelSource&);              // to the flag's
+    std::string (*text)(const ModelConfig&);                                    // the value, as typed
+    void (*set)(ModelConfig&, const Options&, const ModelSource&);              // takes the flag's value
 };
 
-// --pos. What it does not say is as in the checkpoint; if that is not today's default, a message says so.
+// --pos. Hyperparameters that it leaves out stay as in the checkpoint, with a message if they are not today's defaults.
 inline void set_position(ModelConfig& c, const Options& o, const ModelSource& from) {
     PositionConfig& p = c.position;
     if (from.path.empty()) {
@@ -506,8 +468,8 @@ inline void set_position(ModelConfig& c, const Options& o, const ModelSource& fr
     say("--pos %s: %s holds %s, which is used", o.pos.c_str(), from.path.c_str(), was.c_str());
 }
 
-// --rope_scaling. Over a checkpoint, a kind without a factor takes the checkpoint's, and the original length stays. In
-// training, a model has one factor.
+// --rope_scaling. Over a checkpoint the original length stays. A kind without a factor keeps the checkpoint's, if
+// that has the same kind; otherwise training fixes it, as T / the original length.
 inline void set_rope_scaling(ModelConfig& c, const Options& o, const ModelSource& from) {
     PositionConfig& p = c.position;
     const PositionConfig found = p;
@@ -582,7 +544,7 @@ inline std::string difference_text(const ModelSetting& row, const Options& o, co
     return text;
 }
 
-// The model's vocabulary, c.V, must have room for the data's; 0: there is no data
+// An error unless the model has all tokens of the data. data_vocab: their number; 0 without data
 inline void check_vocabulary(const ModelConfig& c, const Options& o, const std::string& path, int data_vocab) {
     const bool bytes = data_vocab == (o.program == BERT_FLAG ? BYTE_VOCAB : 256);
     check(data_vocab == c.V || (data_vocab < c.V && !bytes),
@@ -594,8 +556,7 @@ inline void check_vocabulary(const ModelConfig& c, const Options& o, const std::
     }
 }
 
-// Settles the model of a run, and in `o` the values that its flags have in effect, for --resume to compare. data_vocab:
-// the vocabulary of the data, 0 without data
+// Settles the model of a run, and sets its flags in `o` to the values in effect, which --resume compares.
 inline void settle_config(ModelConfig& c, Options& o, ModelSource from, int data_vocab) {
     const std::string& path = from.path;
     c.V = data_vocab;
@@ -633,123 +594,4 @@ inline void settle_config(ModelConfig& c, Options& o, ModelSource from, int data
     o.sinks = p.mask.sinks;
     o.document_mask = p.mask.by_document();
     o.vocab_softmax = c.padded_softmax ? "padded" : "used";
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// the tokenizer of a run: found at the start, kept in memory, written into every checkpoint as transformers reads it:
-//
-//   the vocabulary's files         as they were given, but under transformers' names; tokenizer.json of bytes
-//   tokenizer_config.json          as given, but for the side and the length that the model wants, or written here
-//   generation_config.json         for a GPT-2: the token at which generate() stops
-
-inline bool is_bytes(const Tokenizer& t) {
-    return t.kind == Tokenizer::Kind::Bytes && t.tokens == Tokenizer::bytes().tokens;
-}
-
-// An error unless every id of the tokenizer is one of the model's V; fewer give a notice. what: names the tokenizer
-inline void check_fits(const Tokenizer& t, const std::string& what, int V) {
-    check(t.vocab_size() <= V, "%s: expected the model's %d tokens, got %d", what.c_str(), V, t.vocab_size());
-    if (t.vocab_size() < V) {
-        say_once("%s: has %d tokens, and the model has %d rows", what.c_str(), t.vocab_size(), V);
-    }
-}
-
-// The tokenizer beside the weights of a model with V tokens, or null. One of an unknown kind, or with more tokens, is
-// ignored with a notice if other software wrote the model; in a checkpoint of this program it is an error.
-inline std::unique_ptr<Tokenizer> stored_tokenizer(const std::string& source, int V) {
-    if (source.empty()) { return nullptr; }
-    const size_t slash = source.rfind('/');
-    std::string dir = source;
-    if (!is_directory(source)) { dir = slash == std::string::npos ? "." : source.substr(0, slash); }
-    if (Tokenizer::files_in(dir).empty()) { return nullptr; }
-    try {
-        auto t = std::make_unique<Tokenizer>(Tokenizer::load(dir));
-        if (V != 256) { check_fits(*t, t->path, V); }
-        return t;
-    } catch (const Error& e) {
-        if (path_exists(dir + "/manifest.json")) { throw; }
-        say_once("%s; tokens are shown as ids (--tokenizer)", e.what());
-        return nullptr;
-    }
-}
-
-// The tokenizer of a model with V tokens: --tokenizer, or the one beside its weights (`source`, a directory or a file),
-// or bytes; null if there is none. A resumed run keeps its checkpoint's. Weights from elsewhere may have more rows.
-inline std::unique_ptr<Tokenizer> find_tokenizer(const std::string& flag, const std::string& source, bool resumed,
-                                                 int V) {
-    const Phase reading("reading the tokenizer");
-    std::unique_ptr<Tokenizer> t;
-    if (!flag.empty()) {
-        t = std::make_unique<Tokenizer>(Tokenizer::load(flag));
-        const std::string name = "--tokenizer " + t->path;
-        check(!source.empty() || t->vocab_size() == V, "%s: expected the model's %d tokens, got %d", name.c_str(), V,
-              t->vocab_size());
-        check_fits(*t, name, V);
-        if (!resumed && V != 256) { return t; }
-    }
-    std::unique_ptr<Tokenizer> stored = stored_tokenizer(source, V);
-    for (const Tokenizer* other : {t.get(), stored.get()}) {
-        const std::vector<std::string> bytes = Tokenizer::bytes().tokens;
-        const bool fits = V != 256 || other == nullptr ||
-                          (other->kind == Tokenizer::Kind::Bytes && other->vocab_size() >= V &&
-                           std::equal(bytes.begin(), bytes.end(), other->tokens.begin()));
-        check(fits, "%s%s: expected the 256 bytes in their order, as the tokens of this model are bytes; leave it out",
-              other == t.get() ? "--tokenizer " : "", other->path.c_str());
-    }
-    if (V == 256) { return std::make_unique<Tokenizer>(Tokenizer::bytes()); }
-    if (stored == nullptr) { return t; }
-    check(t == nullptr || t->tokens == stored->tokens, "--tokenizer %s: its tokens are not those of %s, with which the "
-          "run began; leave it out", t->path.c_str(), stored->path.c_str());
-    return stored;
-}
-
-// tokenizer_config.json for a vocabulary that has none
-inline Json tokenizer_config(const Tokenizer& t, bool bert) {
-    const char* type = t.file("vocab.txt") ? "BertTokenizer" : "GPT2Tokenizer";
-    const bool whole = is_bytes(t) || t.file("tokenizer.json") != nullptr;
-    Json j = {{"tokenizer_class", whole ? "PreTrainedTokenizerFast" : type}, {"clean_up_tokenization_spaces", false}};
-    if (!bert) {
-        const int special = is_bytes(t) ? 0 : t.eot;
-        const Json end = special >= 0 ? Json(t.tokens[(size_t)special]) : Json();
-        for (const char* key : {"bos_token", "eos_token", is_bytes(t) ? "pad_token" : "unk_token"}) { j[key] = end; }
-        j["model_input_names"] = {"input_ids", "attention_mask"};
-        return j;
-    }
-    const std::pair<const char*, const char*> names[] = {
-        {"pad_token", "[PAD]"}, {"unk_token", "[UNK]"}, {"cls_token", "[CLS]"}, {"sep_token", "[SEP]"},
-        {"mask_token", "[MASK]"}};
-    for (const auto& [key, token] : names) {
-        const bool has = is_bytes(t) ? strcmp(token, "[UNK]") != 0 : t.id_of(token) >= 0;       // bytes need no [UNK]
-        if (has) { j[key] = token; }
-    }
-    return j;
-}
-
-// The small files of a checkpoint beside config.json, which is `config`: name, contents. tokenizer: may be null
-inline std::vector<std::pair<std::string, std::string>> vocabulary_files(const Tokenizer* tokenizer,
-                                                                         const Json& config) {
-    const bool bert = config.contains(BERT_KEYS.C);
-    const bool learned = config.contains("position") && config["position"].value("name", "") == "learned";
-    std::vector<std::pair<std::string, std::string>> files;
-    if (tokenizer != nullptr) {
-        const Tokenizer& t = *tokenizer;
-        files = t.files;
-        if (is_bytes(t)) { files = {{"tokenizer.json", json_text(byte_tokenizer_json(bert), 1) + "\n"}}; }
-        const std::string name = "tokenizer_config.json";
-        const std::string* given = t.file(name);
-        const bool words = bert || t.kind == Tokenizer::Kind::WordPiece;
-        Json j = given != nullptr ? parse_json(*given, name) : tokenizer_config(t, words);
-        j.erase("model_max_length");
-        if (learned) { j["model_max_length"] = config.at(bert ? BERT_KEYS.T : GPT2_KEYS.T); }
-        if (!words) { j["padding_side"] = "left"; }     // generate() continues a batch of texts at their common end
-        const std::pair<std::string, std::string> file = {name, json_text(j, 2) + "\n"};
-        const auto at = std::find_if(files.begin(), files.end(), [&](const auto& f) { return f.first == name; });
-        if (at != files.end()) { *at = file; } else { files.push_back(file); }
-    }
-    const Json end = config.contains("eos_token_id") ? config["eos_token_id"] : Json();
-    if (!bert && !end.is_null()) {
-        const Json j = {{"bos_token_id", end}, {"eos_token_id", end}};
-        files.push_back({"generation_config.json", json_text(j, 2) + "\n"});
-    }
-    return files;
 }

@@ -73,7 +73,7 @@ inline std::vector<int> prompt_ids(const std::string& text, int V, const Tokeniz
         return ids;
     }
     ids = parse_ids(text, V, flag, command);
-    if (ids.empty()) { ids.push_back(std::max(end_of_text(V, tokenizer), 0)); }
+    if (ids.empty()) { ids.push_back(std::max(stop_token(V, tokenizer), 0)); }
     return ids;
 }
 
@@ -242,7 +242,7 @@ template <class Model> void dump_bias(Model& model, const Run& run, const TokenF
 template <class Model> void generate_text(Model& model, const Run& run) {
     const Options& o = run.o;
     const Tokenizer* tokenizer = run.tokenizer.get();
-    const int stop = o.stop_at_eot ? end_of_text(model.config.V, tokenizer) : -1;
+    const int stop = o.stop_at_eot ? stop_token(model.config.V, tokenizer) : -1;
     const Sampling sampling{o.temperature, o.top_k, o.top_p, (uint64_t)o.seed, stop};
     const double start = wall_seconds();
     const std::vector<int> prompt = prompt_of(o, model.config.V, tokenizer);
