@@ -1,7 +1,7 @@
 // engine/json.h -- JSON that may come from anywhere: a broken file is an Error that names the file and the field.
 //
-// The parser is nlohmann's. Added here: bounds on depth and size, refusal of repeated keys (two readers of one file
-// could take the value for two different things), and accessors that fail with a message.
+// The parser is nlohmann's. Added here: bounds on depth and size, refusal of repeated keys (two readers might take
+// different values), and accessors that fail with a message.
 #pragma once
 
 #include <cmath>
@@ -10,8 +10,8 @@
 
 #include "../base/common.h"
 
-// The library checks itself in destructors. What it finds there is a value that was left half made when an allocation
-// failed; thrown from a destructor, this ends the program as any other failed allocation does.
+// The library's assertions in destructors fail only for a value that a failed allocation has left half made. Thrown
+// from a destructor, bad_alloc ends the program as any failed allocation does.
 [[noreturn]] inline void json_half_made() { throw std::bad_alloc(); }
 #define JSON_ASSERT(holds) ((holds) ? (void)0 : json_half_made())
 #include <nlohmann/json.hpp>
@@ -20,13 +20,12 @@ using Json = nlohmann::ordered_json;        // keeps the order of keys, so that 
 
 const int JSON_MAX_DEPTH = 32;              // printing recurses once per level
 const size_t JSON_MAX_ORDERED_KEYS = 20000; // an ordered object looks its keys up one by one
-// A value takes up to 50 times the memory of its text, so that both are bounded. Vocabularies may be larger.
+// Both are bounded, as a value takes up to 50 times the memory of its text. Vocabularies may be larger.
 const uint64_t JSON_MAX_BYTES = 4000000;
 const size_t JSON_MAX_VALUES = 250000, JSON_MAX_VOCABULARY_VALUES = 2500000;
 
 // `text` as JSON, or an Error that begins with `what`, the name of the file. J = nlohmann::json for objects of any size
-// (vocabularies), where the order of keys does not matter. without: a key of the objects directly inside the whole one,
-// whose values are left out
+// (vocabularies), where the order of keys does not matter. without: a key that is left out of objects at depth 1
 template <class J = Json>
 J parse_json(const std::string& text, const std::string& what, const std::string& without = "") {
     using Event = typename J::parse_event_t;
@@ -61,7 +60,7 @@ J parse_json(const std::string& text, const std::string& what, const std::string
     }
 }
 
-// A line of a log, its keys sorted; null if it is not JSON; an error if it is beyond the bounds of parse_json
+// A line of a log, its keys sorted; null if it is not JSON; an error beyond parse_json's bounds
 inline nlohmann::json parse_json_line(const std::string& line) {
     return nlohmann::json::accept(line) ? parse_json<nlohmann::json>(line, "not a record") : nlohmann::json();
 }
@@ -83,7 +82,7 @@ template <class J> std::string json_excerpt(const J& j) {
     return s.size() <= 60 ? s : s.substr(0, 57) + "...";
 }
 
-// The value of `key` in j, which `what` names in messages. The functions below also check its type.
+// The value of `key` in j; `what` names j in messages. The functions below also check the type.
 template <class J> const J& json_at(const J& j, const std::string& key, const std::string& what) {
     check(j.is_object(), "%s: expected an object with the key \"%s\", got %s", what.c_str(), key.c_str(),
           json_excerpt(j).c_str());
@@ -112,21 +111,14 @@ template <class J> double json_number(const J& j, const std::string& key, const 
     return v.template get<double>();
 }
 
-template <class J> bool json_bool(const J& j, const std::string& key, const std::string& what) {
-    const J& v = json_at(j, key, what);
-    check(v.is_boolean(), "%s: \"%s\": expected true or false, got %s", what.c_str(), key.c_str(),
-          json_excerpt(v).c_str());
-    return v.template get<bool>();
-}
-
 template <class J> std::string json_string(const J& j, const std::string& key, const std::string& what) {
     const J& v = json_at(j, key, what);
     check(v.is_string(), "%s: \"%s\": expected a string, got %s", what.c_str(), key.c_str(), json_excerpt(v).c_str());
     return v.template get<std::string>();
 }
 
-// An error unless every key of an object is known: in `values`, with one of the values listed there, or in `free`,
-// "key key", with any value. kind: of the file, "a gpt2"; changes: what an unknown key may change
+// An error unless every key of an object is in `values`, with one of the values listed there, or in `free` ("key key"),
+// with any value. For messages: kind, "a gpt2", and changes, "what the model computes"
 inline void check_keys(const Json& j, const Json& values, const std::string& free, const std::string& kind,
                        const char* changes, const std::string& what) {
     for (const auto& item : j.items()) {
