@@ -2,14 +2,13 @@
 //
 //   OUT/step_00001000/  model.safetensors        parameters under Hugging Face's names
 //                       config.json              the model's shape, transformers' keys plus "position"
-//                       optimizer_0.state        m.<tensor>, v.<tensor>: Adam's moments, tensor by tensor, flat, as a
-//                                                safetensors file that no glob for *.safetensors meets; of ranks that
-//                                                share them one file each, with m.<tensor>@<its first element>
+//                       optimizer_RANK.state     the rank's part of Adam's moments (a safetensors file, under a name
+//                                                that no glob for *.safetensors meets)
 //                       state.json               the trainer's own: step, next sample, guard, options
 //                       manifest.json            size and checksum of each of the above, and its own checksum
 //
 // A checkpoint is written under a temporary name, every file is fsynced, and one rename publishes it. So a killed run
-// leaves the old checkpoint or the new one, and left-overs whose names begin with a dot, which the next run removes.
+// leaves the old checkpoint or the new one, whole.
 #pragma once
 
 #include <map>
@@ -26,18 +25,16 @@
 #include "safetensors.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the output directory of a run: its lock, and the names and manifests of its checkpoints.
+// the output directory of a run
 //
 //   OUT/.lock             held by the run that writes here
-//   OUT/step_00001000/    a checkpoint, published whole by one rename; its manifest.json covers every byte of it
-//   OUT/.tmp_step_*       being written     } left-overs once their run is dead,
-//   OUT/.trash_step_*     being deleted     } which clean_output_directory() removes
-//   OUT/.old_step_*       being replaced    } (or puts back)
-//
-//   manifest.json         {"format", "version", "step", "files": {NAME: {"bytes", "checksum"}, ...}, "checksum"}
+//   OUT/step_00001000/    a checkpoint
+//   OUT/.tmp_step_*       a checkpoint that is being written    } if its run is dead, clean_output_directory()
+//   OUT/.trash_step_*     ... deleted                           } removes it,
+//   OUT/.old_step_*       ... replaced                          } or gives it its name back
 
-// Makes the directory if needed, and keeps other runs out of it for as long as the object lives. The kernel releases an
-// flock when its process dies, however it dies, so that a killed run never leaves a stale lock.
+// Makes the directory if needed, and keeps other runs out of it while the object lives. The kernel releases an flock
+// when its process dies, so a killed run leaves no stale lock.
 struct OutputLock {
     std::string path;                   // OUT/.lock
     int fd = -1;                        // holds the lock while it is open
@@ -70,14 +67,7 @@ private:
     }
 };
 
-// ----------------------------------------------------------------------------------------------------------
-// verifying
-
-// The program's: --help and config.json (cable_version) have it; docs/CONTRIBUTING.md says what is stable
-inline constexpr const char* VERSION = "1.0.0";
-inline constexpr int MANIFEST_VERSION = 1;
-
-// 8 digits, so that byte order is the order of the steps; more if a step needs them
+// at least 8 digits, so that byte order is the order of the steps
 inline std::string step_name(int step) { return strprintf("step_%08d", step); }
 
 // the inverse of step_name(); -1 for a name that it does not produce ("step_1", "step_00000001.old")
@@ -99,10 +89,17 @@ inline std::vector<int> list_checkpoints(const std::string& out) {
     return steps;
 }
 
-using FileSums = std::vector<std::pair<std::string, FileSum>>;       // a file's name, its size and checksum
+// ----------------------------------------------------------------------------------------------------------
+// verifying: manifest.json
+//
+//   {"format", "version", "step", "files": {NAME: {"bytes", "checksum"}, ...}, "checksum"}
 
-// The manifest's own checksum covers the text before it, and the text must be exactly what this program would write. So
-// no bit of the manifest can change unnoticed either.
+inline constexpr int MANIFEST_VERSION = 1;
+
+using FileSums = std::vector<std::pair<std::string, FileSum>>;       // by name
+
+// The manifest's own checksum covers the text before it, and a reader expects exactly this text, so that no bit of the
+// manifest can change unnoticed.
 inline std::string manifest_text(int step, const FileSums& sums) {
     Json j = {
         {"format", "cable.c checkpoint"}, {"version", MANIFEST_VERSION}, {"step", step}, {"files", Json::object()}};
@@ -113,7 +110,7 @@ inline std::string manifest_text(int step, const FileSums& sums) {
     return json_text(j, 1) + "\n";
 }
 
-// The names, sizes and checksums of the files that a verified manifest lists, and its step.
+// The files that a manifest lists, and its step; an error if it is damaged.
 inline FileSums read_manifest(const std::string& path, int& step) {
     const std::string text = read_file(path, JSON_MAX_BYTES);
     const Json j = parse_json(text, path);
@@ -136,8 +133,8 @@ inline FileSums read_manifest(const std::string& path, int& step) {
     return listed;
 }
 
-// Reads the whole checkpoint and compares it with its manifest. model_alone: without the files that only training
-// needs. Returns the names of its files.
+// Reads a whole checkpoint and compares it with its manifest. model_alone: skips the contents of files that only
+// training needs. Returns the names of all files.
 inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool model_alone = false) {
     const std::string path = dir + "/manifest.json";
     int step = 0;
@@ -152,7 +149,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool m
         const std::string file = dir + "/" + name;
         names.push_back(name);
         if (model_alone && (name == "state.json" || starts_with(name, "optimizer_"))) { continue; }
-        const uint64_t size = File(file).size;              // first, as it costs nothing
+        const uint64_t size = File(file).size;              // before the checksum, as it costs nothing
         if (size != sum.bytes) { refuse_stand_in(file); }
         check(size == sum.bytes, "%s: expected %zu bytes, as the manifest says, got %zu (truncated?)", file.c_str(),
               (size_t)sum.bytes, (size_t)size);
@@ -166,7 +163,7 @@ inline std::vector<std::string> verify_checkpoint(const std::string& dir, bool m
     return names;
 }
 
-// The same for the path of a checkpoint's weights. Does nothing if no manifest beside the file lists it.
+// Verifies the checkpoint whose weights are at `path`; does nothing if no manifest beside the file lists it.
 inline void verify_weights_file(const std::string& path) {
     const size_t slash = path.rfind('/');
     const std::string dir = slash == std::string::npos ? "." : path.substr(0, slash);
@@ -184,8 +181,8 @@ inline ino_t inode_of(const std::string& path) {
     return stat(path.c_str(), &st) == 0 ? st.st_ino : 0;
 }
 
-// The newest checkpoint in `out` that verifies, "" if there are none. A bad one is reported, and the next older one is
-// tried; it is an error if all are bad. If a run deletes or replaces the one being read, the directory is listed again.
+// The newest good checkpoint in `out`; "" if there are none. Bad ones are reported and skipped; it is an error if all
+// are bad. If a run deletes or replaces a checkpoint while it is read, the directory is listed again.
 inline std::string find_checkpoint(const std::string& out) {
     std::vector<int> steps = list_checkpoints(out);
     int lists = 1;
@@ -212,8 +209,8 @@ inline std::string find_checkpoint(const std::string& out) {
 // ----------------------------------------------------------------------------------------------------------
 // tidying
 
-// Removes a directory and the files in it, or a symbolic link to one. A directory in it is the user's and stays, with a
-// warning.
+// Removes a directory and its files, or a symbolic link to a directory. A directory inside is the user's: it stays,
+// with a warning.
 inline void remove_checkpoint_files(const std::string& dir) {
     struct stat st;
     if (lstat(dir.c_str(), &st) != 0) { return; }
@@ -228,8 +225,8 @@ inline void remove_checkpoint_files(const std::string& dir) {
     say("warning: the directory %s in a deleted checkpoint is not this run's, and stays; move it away", below.c_str());
 }
 
-// Removes what a killed run has left; for the holder of the OutputLock. A checkpoint that was set aside gets its name
-// back if its replacement was never published.
+// Removes the left-overs of a killed run; for the holder of the OutputLock. A checkpoint that was set aside gets its
+// name back if its replacement was never published.
 inline void clean_output_directory(const std::string& out) {
     // The killed run may have renamed without an fsync. Confirm the rename before the replaced checkpoint is removed.
     io_fsync_directory(out);
@@ -246,7 +243,7 @@ inline void clean_output_directory(const std::string& out) {
 }
 
 constexpr uint64_t SPACE_UNKNOWN = UINT64_MAX;
-// The free bytes of the disk that `out` is on; an error if `count` checkpoints of `bytes` each do not fit.
+// The free bytes on the disk of `out`; an error if `count` checkpoints of `bytes` each do not fit
 inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t count = 1) {
     struct statvfs st = {};
     int error = statvfs(out.c_str(), &st) == 0 ? 0 : errno;
@@ -261,36 +258,38 @@ inline uint64_t check_disk_space(const std::string& out, uint64_t bytes, int64_t
           format_bytes(wanted).c_str(), format_bytes((double)available).c_str(), hint);
     return available;
 }
-// What a checkpoint holds, as views of the trainer's (device) memory. No kernel may still be writing there.
+
+// ----------------------------------------------------------------------------------------------------------
+// the contents of a checkpoint
+
+// Views of the trainer's device memory, where no kernel may still be writing, and the small files
 struct Checkpoint {
     const TensorTable* table = nullptr;
     const std::vector<FileTensor>* files = nullptr;                 // the names of the parameters in the file
     float* params = nullptr;                                        // (table->total)
     float *m = nullptr, *v = nullptr;                               // Adam's moments; may be null
-    bool complete = true;                                           // true: all moments, in the layout of `table`
-    std::vector<TensorPiece> held;                                  // false: these pieces
-    Json config;                                                    // becomes config.json
-    Json state;                                                     // becomes state.json
+    bool complete = true;                                           // m and v hold all moments, in table's layout
+    std::vector<TensorPiece> held;                                  // otherwise these pieces
+    Json config, state;                                             // config.json, state.json
     std::vector<std::pair<std::string, std::string>> extra;         // further small files: name, contents
 };
 
-// The parameters as the items of a safetensors file. Nothing is copied yet: each item fetches its rows from the device
-// when write_safetensors() wants them. FileTensors that are transposed are (out,in) here, as our matmul has them,
-// and (in,out) in Hugging Face's GPT-2 file.
+// The parameters as the items of a safetensors file, which fetch their rows from the device when they are written.
+// Transposed matrices are (out,in) on the device, as our matmul wants them, and (in,out) in Hugging Face's GPT-2.
 inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     auto turned = std::make_shared<std::vector<float>>();           // the transposed matrix that is being written
     std::vector<SafetensorsItem> items;
     for (const FileTensor& f : *c.files) {
         const FileView view = file_view(*c.table, f);
         const float* from = c.params + view.offset;
-        if (!view.transposed) {                     // row0 counts rows of the tensor, which lie in one piece
+        if (!view.transposed) {
             items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
                 copy_to_host(out, from + row0 * view.cols, rows * view.cols * sizeof(float), Stream(0));
             }});
             continue;
         }
         items.push_back({f.name, view.shape(), [=](float* out, size_t row0, size_t rows) {
-            if (row0 == 0) {                        // the first block of this matrix: fetch and transpose all of it
+            if (row0 == 0) {                        // rows are written in order: transpose all at the first
                 std::vector<float> host(view.size());
                 turned->resize(view.size());
                 copy_to_host(host.data(), from, view.size() * sizeof(float), Stream(0));
@@ -303,11 +302,10 @@ inline std::vector<SafetensorsItem> model_items(const Checkpoint& c) {
     return items;
 }
 
-// ----------------------------------------------------------------------------------------------------------
-// Adam's moments: optimizer_RANK.state, a safetensors file of each rank's part. Any number of ranks can read them.
+// Adam's moments, optimizer_RANK.state: each rank writes its part, which any number of ranks can read.
 
-// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers. In the file they are a vector
-// "m.<tensor>" if they are all of it, otherwise "m.<tensor>@<first>".
+// Elements first .. first + size - 1 of a tensor's m or v, in the order of its layers. In the file they are a vector:
+// "m.<tensor>" if this is the whole tensor, otherwise "m.<tensor>@<first>"
 struct MomentRun {
     std::string name;                   // "m.<tensor>"
     size_t first, size;
@@ -317,7 +315,7 @@ struct MomentRun {
 
     bool all() const { return size == whole; }
     std::string file_name() const { return all() ? name : name + "@" + std::to_string(first); }
-    // Calls f(where, from, n) for the pieces of elements begin .. end - 1: n of them at `where`, from number `from` on
+    // Calls f(data, from, n) for each piece of elements begin .. end - 1: n elements, the first of them number `from`
     template <class F> void each(size_t begin, size_t end, F f) const {
         for (const TensorPiece& p : pieces) {
             const size_t from = std::max(begin, p.first), to = std::min(end, p.first + p.size);
@@ -365,7 +363,7 @@ inline std::vector<SafetensorsItem> optimizer_items(const Checkpoint& c) {
     return items;
 }
 
-// For old readers: where a tensor begins that is complete in the file
+// For old readers: the first element, 0, of each tensor that is complete in the file
 inline Json optimizer_metadata(const Checkpoint& c) {
     Json starts = Json::object();
     for (const MomentRun& run : moment_runs(c)) {
@@ -377,7 +375,7 @@ inline Json optimizer_metadata(const Checkpoint& c) {
 // ----------------------------------------------------------------------------------------------------------
 // saving
 
-// the size of a checkpoint on disk, rounded up generously: 1 MiB and 256 bytes per tensor for the headers
+// the most bytes that a checkpoint takes on the disk, with 1 MiB and 256 bytes per tensor for headers
 inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     uint64_t bytes = (1u << 20) + json_text(c.config, 2).size() + json_text(c.state, 2).size() + c.files->size() * 256;
     for (const FileTensor& f : *c.files) { bytes += file_view(*c.table, f).size() * sizeof(float); }
@@ -387,10 +385,10 @@ inline uint64_t checkpoint_bytes(const Checkpoint& c) {
     return bytes;
 }
 
-// Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: deletes none). Checkpoints
-// after `step` are those that this run fell back from when it resumed; they are replaced when it reaches them.
+// Deletes all but the last `keep` checkpoints up to `step`, which was just saved (keep 0: none). Later ones are bad:
+// this run fell back from them when it resumed, and replaces them when it reaches their steps.
 inline void retire_checkpoints(const std::string& out, int step, int keep) {
-    std::vector<int> steps = list_checkpoints(out);             // ascending; what is left at the end is deleted
+    std::vector<int> steps = list_checkpoints(out);             // ascending; in the end the ones to delete
     steps.erase(std::upper_bound(steps.begin(), steps.end(), step), steps.end());
     if (keep <= 0 || steps.size() <= (size_t)keep) { return; }
     steps.resize(steps.size() - (size_t)keep);
@@ -409,9 +407,8 @@ inline void retire_checkpoints(const std::string& out, int step, int keep) {
     check(failure.empty(), "%s", failure.c_str());
 }
 
-// Writes the checkpoint OUT/step_<step>. Rank 0 calls begin() and publish(); every rank that holds moments calls
-// write_part(). After an error, call undo(): the earlier checkpoints are still there (and the new one too, if only the
-// fsync of its rename failed).
+// Writes the checkpoint OUT/step_<step>. Rank 0 calls begin(), publish() and retire(); every rank that holds moments
+// calls write_part(). After an error call undo(): earlier checkpoints stay, the new one too if only its fsync failed.
 struct CheckpointSave {
     std::string out, path, temporary, old;
     int step;
@@ -431,7 +428,7 @@ struct CheckpointSave {
         remove_checkpoint_files(temporary);
         io_mkdir(temporary);
     }
-    // 2 writes and fsyncs a rank's files; rank 0 has all but the other ranks' moments
+    // 2 writes and fsyncs a rank's moments, and on rank 0 all other files
     FileSums write_part(int rank) const {
         FileSums sums;
         const auto add_text = [&](const std::string& name, const std::string& text) {
@@ -449,9 +446,9 @@ struct CheckpointSave {
         for (const auto& file : c.extra) { add_text(file.first, file.second); }
         return sums;
     }
-    // 3 makes it a checkpoint; sums: of all files
+    // 3 publishes the checkpoint. sums: of all files
     void publish(const FileSums& sums) {
-        write_text(temporary + "/manifest.json", manifest_text(step, sums));        // last, as it sums the rest
+        write_text(temporary + "/manifest.json", manifest_text(step, sums));        // last: it vouches for the others
         io_fsync_directory(temporary);
         if (name_is_taken(path)) {          // make room: a rename onto a directory that has files fails
             remove_checkpoint_files(old);
@@ -462,7 +459,7 @@ struct CheckpointSave {
         published = true;
         io_fsync_directory(out);
     }
-    // 4 now that the new one is safe, deletes old ones
+    // 4 deletes old checkpoints, now that the new one is safe
     void retire(int keep) const {
         try {
             remove_checkpoint_files(old);
@@ -471,7 +468,7 @@ struct CheckpointSave {
             say("warning: %s is saved, but old checkpoints could not be deleted: %s", path.c_str(), e.what());
         }
     }
-    // removes what has been written, and a replacement that the disk did not confirm
+    // Removes the new files; if the disk has not confirmed a replacement, the replaced checkpoint comes back.
     void undo() {
         if (available == 0) { return; }     // begin() has not started
         try {
@@ -488,7 +485,7 @@ struct CheckpointSave {
     }
 };
 
-// Dies unless all ranks can write into a directory and see rank 0's file. A network file system may show it late.
+// Dies unless all ranks can write into a directory and see rank 0's file, which a network file system may show late.
 inline void check_shared_directory(const std::string& out) {
     if (comm().size == 1) { return; }
     const std::string path = out + "/.tmp_step_shared";         // a name that clean_output_directory() removes
@@ -506,8 +503,8 @@ inline void check_shared_directory(const std::string& out) {
           "expected a directory that all ranks share, as each saves its part of the moments there", out.c_str(), blind);
 }
 
-// A collective: saves c as the checkpoint of `step` in `out`, and returns why that failed, "" if it did not. The ranks
-// go through the stages together, and each writes its own moments. sync_log(): writes the log that belongs to it
+// A collective: saves c as the checkpoint of `step` in `out`. Returns the error, "" if there was none. The ranks go
+// through the stages together. sync_log(): fsyncs the log, which must reach `step`
 template <class Sync>
 std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c, int keep, Sync sync_log) {
     const bool first = comm().rank == 0;
@@ -529,9 +526,9 @@ std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c,
         ranks_work(works, guarded, "checkpoint");
         failure = first_text(mine, "checkpoint");
     };
-    // 1 the log, and a directory under a temporary name
+    // 1 the log; a directory under a temporary name
     stage(first, [&] { sync_log(); save.begin(); });
-    // 2 the files, and rank 0 learns the checksums of the other ranks' moments
+    // 2 the files; rank 0 collects the checksums of the other ranks' moments
     stage(true, [&] { sums = save.write_part(comm().rank); });
     if (failure.empty()) {
         std::vector<FileSum> all((size_t)comm().size);
@@ -540,7 +537,7 @@ std::string save_on_ranks(const std::string& out, int step, const Checkpoint& c,
             sums.push_back({optimizer_file(rank), all[(size_t)rank]});
         }
     }
-    // 3 makes it a checkpoint, and deletes old ones; or takes back what there is
+    // 3 publish it and delete old ones; on failure, undo
     stage(first, [&] { save.publish(sums); });
     stage(first, [&] { save.retire(keep); });
     if (failure.empty()) { return ""; }
@@ -567,13 +564,13 @@ inline void check_tensors(const Safetensors& file, const std::vector<std::pair<s
     }
 }
 
-// The moments in the files of a checkpoint, from any number of ranks, each with any part of each tensor.
+// The moments in a checkpoint's files, which any number of ranks have written, each with any part of each tensor
 struct StoredMoments {
     struct Run { const Safetensors* file; const SafetensorsEntry* entry; size_t first, size; };
     std::vector<std::unique_ptr<Safetensors>> files;
     std::map<std::string, std::vector<Run>> runs;           // by "m.<tensor>", in order
 
-    // An error unless they are exactly the elements of the tensors in c's table
+    // An error unless the files hold each element of c's tensors exactly once
     StoredMoments(const std::string& dir, const Checkpoint& c) {
         int step;
         for (const auto& [name, sum] : read_manifest(dir + "/manifest.json", step)) {
@@ -587,7 +584,7 @@ struct StoredMoments {
             for (const TensorSpec& s : c.table->specs) { check_whole(kind + s.name, s.size()); }
         }
     }
-    // the elements of one of this process's runs
+    // Sets the elements of a run on the device.
     void read(const MomentRun& run) const {
         std::vector<float> host;
         for (const Run& r : runs.at(run.name)) {
@@ -644,8 +641,8 @@ private:
     }
 };
 
-// A directory that find_checkpoint() returned, for a model with c's tensors. Everything is checked, against c.config
-// too unless that is null, before the first element of the trainer's memory changes.
+// Reads a directory that find_checkpoint() returned into c's memory. The constructor checks everything, also c.config
+// unless it is null, before the first element changes.
 struct CheckpointReader {
     const Checkpoint& c;
     Safetensors model;
@@ -662,11 +659,11 @@ struct CheckpointReader {
         const Json config = read_json(config_path);
         if (!c.config.is_null()) { check_config(config, c.config, config_path); }
         check_tensors(model, wanted);
-        // 2 the moments; a model that is only used has none
+        // 2 the moments, which only training needs
         if (!moments.empty()) { stored = std::make_unique<StoredMoments>(dir, c); }
         state = read_json(dir + "/state.json");
     }
-    // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
+    // data (part), on the device: the parameters of a part of the layout, which contains whole layers of each tensor
     void read_parameters(float* data, Slice part) const {
         for (const FileTensor& f : *c.files) {
             const SafetensorsEntry& e = model.entry(f.name);
