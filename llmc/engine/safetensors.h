@@ -1,15 +1,4 @@
-// engine/safetensors.h -- Hugging Face's tensor file.
-//
-//   byte 0      uint64  H, the length of the header, little-endian
-//   byte 8      JSON    {"__metadata__": {"format": "pt", ...},
-//                        "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [0, 154389504]}, ...},
-//                       padded with spaces to a multiple of 8 when we write it
-//   byte 8 + H          the tensors, row-major, one after the other; data_offsets count from here
-//
-// The reader trusts nothing: the header must describe the file to the last byte (no gap, overlap or repeated name)
-// before memory for a tensor is allocated. The writer streams blocks of rows through a bounded buffer, so that a
-// transposed view needs no second copy of the model, and sums what it writes, so that the manifest needs no second
-// pass.
+// engine/safetensors.h -- a model in Hugging Face's files: model.safetensors, and config.json.
 #pragma once
 
 #include <functional>
@@ -18,14 +7,16 @@
 #include "../base/tensor.h"
 #include "json.h"
 
-// size and checksum of a file, as a manifest records them
+// ----------------------------------------------------------------------------------------------------------
+// files and their checksums
+
 struct FileSum {
     uint64_t bytes = 0;
     uint64_t sum = 0;                   // xxHash3, 64 bits
     bool operator==(const FileSum& o) const { return bytes == o.bytes && sum == o.sum; }
 };
 
-// A file being written: summed on the way, fsynced by finish(). An error that unwinds past it closes it silently.
+// A file being written: summed on the way, fsynced by finish(); the destructor closes it after an error.
 struct OutputFile {
     std::string path;
     int fd;                             // -1 once finish() has closed it
@@ -76,12 +67,12 @@ inline void write_text_whole(const std::string& path, const std::string& text) {
     write_whole(path, [&](const std::string& temporary) { write_text(temporary, text); });
 }
 
-// the sum of a file on the disk, read in blocks of 4 MiB
+// the size and checksum of a file on the disk
 inline FileSum sum_file(const std::string& path) {
     const File f(path);
     XXH3_state_t hash;
     XXH3_64bits_reset(&hash);
-    std::vector<char> block(std::min<uint64_t>(f.size, 4u << 20));      // a small file needs no more than its size
+    std::vector<char> block(std::min<uint64_t>(f.size, 4u << 20));      // 4 MiB, or the whole of a small file
     for (uint64_t at = 0; at < f.size; at += block.size()) {
         const size_t n = (size_t)std::min<uint64_t>(block.size(), f.size - at);
         f.read(block.data(), n, at);
@@ -90,7 +81,7 @@ inline FileSum sum_file(const std::string& path) {
     return {f.size, XXH3_64bits_digest(&hash)};
 }
 
-// a checksum in a manifest's form: xxHash3's 64 bits
+// a checksum as a manifest has it
 inline std::string sum_text(uint64_t sum) { return strprintf("xxh3:%016llx", (unsigned long long)sum); }
 
 // The checksum of `count` blocks of 64 KiB, including the first and the last of the file; a small file is read whole.
@@ -111,7 +102,7 @@ inline uint64_t sampled_sum(const File& file, uint64_t count = 64) {
     return sum;
 }
 
-// Files as the record lists them
+// Files as the record of a run's data lists them (data.h)
 inline Json file_records(const std::vector<std::string>& paths) {
     Json list = Json::array();
     for (const std::string& path : paths) {
@@ -121,6 +112,9 @@ inline Json file_records(const std::vector<std::string>& paths) {
     }
     return list;
 }
+
+// ----------------------------------------------------------------------------------------------------------
+// shapes
 
 using Shape = std::vector<size_t>;      // (): a scalar
 
@@ -139,17 +133,26 @@ inline size_t shape_size(const Shape& shape, const char* what) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// reading
+// reading a safetensors file
+//
+//   byte 0      uint64  H, the length of the header, little-endian
+//   byte 8      JSON    {"__metadata__": {"format": "pt", ...},
+//                        "wte.weight": {"dtype": "F32", "shape": [50257, 768], "data_offsets": [0, 154389504]}, ...},
+//                       padded with spaces to a multiple of 8 when we write it
+//   byte 8 + H          the tensors, row-major, one after the other; data_offsets count from here
+//
+// The reader trusts nothing: before memory for a tensor is allocated, the header must describe the file to the last
+// byte without gap, overlap or repeated name.
 
 struct SafetensorsEntry {
     std::string name, dtype;            // "wte.weight", "F32"
     Shape shape;
     size_t elements = 0;                // the product of the shape
-    uint64_t offset = 0;                // in the file (in the data while the header is read)
+    uint64_t offset = 0;                // in the file; while read_header() works, in the data
     uint64_t bytes = 0;
 };
 
-// Bytes per element; 0: unknown. Types of skipped buffers (attention masks) count, too: the layout is checked by them.
+// Bytes per element; 0: unknown. The types of skipped tensors (attention masks) count in the check of the layout.
 inline size_t safetensors_dtype_size(const std::string& dtype) {
     static const struct { const char* name; size_t size; } dtypes[] = {
         {"F64", 8}, {"I64", 8}, {"U64", 8}, {"F32", 4}, {"I32", 4}, {"U32", 4}, {"F16", 2}, {"BF16", 2}, {"I16", 2},
@@ -211,7 +214,7 @@ struct Safetensors {
     }
 
 private:
-    // One value of the header, {"dtype", "shape", "data_offsets"}; where the tensor lies is checked by read_header().
+    // One value of the header, {"dtype", "shape", "data_offsets"}; read_header() checks the places of all tensors.
     SafetensorsEntry read_entry(const std::string& name, const Json& j) const {
         const std::string what = file.path + ": tensor " + name.substr(0, 200);
         const char* w = what.c_str();
@@ -225,7 +228,7 @@ private:
         e.dtype = j["dtype"].get<std::string>();
         const size_t size = safetensors_dtype_size(e.dtype);
         check(size > 0, "%s: unknown dtype %s", w, e.dtype.substr(0, 20).c_str());
-        // 2 the shape; its size may overflow 64 bits, which is an error too
+        // 2 the shape; an overflow of its size is an error
         const Json &shape = j["shape"], &offsets = j["data_offsets"];
         check(shape.is_array() && shape.size() <= 8, "%s: expected a list of at most 8 extents as shape", w);
         for (const Json& extent : shape) {
@@ -234,7 +237,7 @@ private:
         }
         e.elements = shape_size(e.shape, w);
         e.bytes = checked_mul(e.elements, size, w);
-        // 3 the place, which must have the size of the tensor
+        // 3 the place, as large as the tensor
         check(offsets.is_array() && offsets.size() == 2 && offsets[0].is_number_unsigned() &&
                   offsets[1].is_number_unsigned(),
               "%s: expected two non-negative integers as data_offsets", w);
@@ -288,10 +291,11 @@ private:
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// writing
+// writing a safetensors file: blocks of rows pass through a bounded buffer, so that a transposed view needs no second
+// copy of the model, and are summed on the way, so that the manifest needs no second pass
 
-// A float32 tensor to be written. fill(out, row0, rows) produces rows row0 .. row0 + rows - 1; the first extent of the
-// shape counts the rows. It is called in order, and every row is requested once.
+// A float32 tensor to be written; the first extent of its shape counts its rows. fill(out, row0, rows) gives rows
+// row0 .. row0 + rows - 1: it is called for each row once, in order.
 struct SafetensorsItem {
     std::string name;
     Shape shape;
@@ -341,9 +345,9 @@ inline FileSum write_safetensors(const std::string& path, const std::vector<Safe
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// views, which map the tensors of a file to the model's, and config.json, the model's shape.
+// views: a tensor of a file inside a tensor of the model
 
-// Where a FileTensor's elements are in an allocation of the table's layout: (rows,cols) from `offset` on, in elements
+// The place of a FileTensor in the table's layout: (rows,cols) from element `offset` on
 struct FileView {
     size_t offset, rows, cols;
     bool is_vector, transposed;         // in the file
@@ -368,8 +372,7 @@ inline FileView file_view(const TensorTable& table, const FileTensor& f) {
     return {table.offset(i, f.layer) + f.row0 * s.row_size(), f.rows, s.row_size(), s.cols == 0, f.transposed};
 }
 
-// out (cols,rows) = in (rows,cols)^T, in tiles that keep both sides in the cache: row by row, every write would touch a
-// new cache line
+// out (cols,rows) = in (rows,cols)^T, in tiles: row by row, every write would touch a new cache line
 inline void transpose_matrix(float* out, const float* in, size_t rows, size_t cols) {
     const size_t tile = 32;
     for (size_t r0 = 0; r0 < rows; r0 += tile) {
@@ -386,8 +389,8 @@ constexpr size_t COPY_BLOCK = (size_t)1 << 20;      // elements that pass throug
 // out (count): elements first .. first + count - 1 of a tensor, in the order of the file
 using ReadElements = std::function<void(float* out, size_t first, size_t count)>;
 
-// Fills the view from a tensor of a file, through read(), if data (part) holds it. A matrix that is transposed must be
-// in host memory as a whole. path, name: of the tensor, for messages. Weights that are not finite have no use.
+// Fills the view from a tensor of a file, through read(), if data (part) holds it. A transposed matrix is in host
+// memory as a whole. An error if a weight is not finite; path, name: of the tensor, for the message
 inline void load_view(float* data, Slice part, const FileView& view, const ReadElements& read, const std::string& path,
                       const std::string& name) {
     if (view.offset < part.begin || view.offset >= part.end) { return; }
@@ -412,9 +415,9 @@ inline void load_view(float* data, Slice part, const FileView& view, const ReadE
 // ----------------------------------------------------------------------------------------------------------
 // config.json
 
-// transformers' names for the extents of a model, and for its type.
+// transformers' names for a model's extents and type.
 // type: "model_type" with learned positions, which transformers itself computes, and in old checkpoints;
-// cable: "model_type" with every other encoding, which HF_FILE computes by these of its classes
+// cable: "model_type" with any other encoding, which the named classes of HF_FILE compute
 struct ConfigKeys { const char *type, *cable, *L, *NH, *C, *V, *T, *config_class, *base_class, *head, *head_class; };
 constexpr ConfigKeys GPT2_KEYS = {
     .type = "gpt2", .cable = "cable",
@@ -427,8 +430,8 @@ constexpr ConfigKeys BERT_KEYS = {
     .T = "max_position_embeddings", .config_class = "CableBertConfig", .base_class = "CableBertModel",
     .head = "AutoModelForMaskedLM", .head_class = "CableBertForMaskedLM"};
 
-// The models in Python, which are written beside the weights. config.json's auto_map names the classes, so that
-// transformers runs this file with trust_remote_code=True, and refuses the model otherwise.
+// The models in Python, written beside the weights. Since config.json's auto_map names its classes, transformers runs
+// this file with trust_remote_code=True, and refuses the model without.
 constexpr const char* HF_FILE = "cable_hf.py";
 inline const char* hf_code() {
     static const char text[] =
@@ -476,7 +479,7 @@ inline Json bert_config(int V, int T, int C, int L, int NH, int pad, const Json&
     return with_encoding(j, BERT_KEYS, position, mask);
 }
 
-// An error unless the configuration is of this trainer's models, with any encoding.
+// An error if the configuration is another trainer's.
 inline void check_model_type(const Json& j, const ConfigKeys& keys, const std::string& what) {
     if (!j.contains("model_type")) { return; }
     const Json& type = j["model_type"];
@@ -502,7 +505,8 @@ inline const Json& computed_values() {
     })json", "computed_values");
     return table;
 }
-// 2 keys that do not. The tensors' shapes decide about extents; dropout matters only in training, which has none here.
+// 2 keys that change nothing here: extents are checked by the tensors' shapes, and dropout matters only in training,
+// which has none here
 constexpr const char* HARMLESS_KEYS =
     // extents, files, types of numbers, and the history of the model
     " n_ctx n_inner intermediate_size model_type architectures transformers_version _name_or_path"
@@ -530,7 +534,7 @@ constexpr const char* OUR_KEYS =
     " position encoding_version rope_scaling rope_theta window sinks document_mask vocab_softmax vocab_used pooling"
     " auto_map ";
 
-// An error if transformers would compute something from this configuration that this program does not.
+// An error if transformers would compute from this configuration anything that this program does not.
 inline void check_computed(const Json& j, const ConfigKeys& keys, const std::string& what) {
     std::string free = HARMLESS_KEYS;
     for (const char* key : {keys.L, keys.NH, keys.C, keys.V, keys.T}) { free += key + std::string(" "); }
@@ -538,14 +542,14 @@ inline void check_computed(const Json& j, const ConfigKeys& keys, const std::str
     check_keys(j, computed_values(), free, std::string("a ") + keys.type, "what the model computes", what);
 }
 
-// Rope's base is not compared: no tensor depends on it, and --rope_theta may change it (engine/config.h decides).
+// "position" without rope's base, which is not compared: no tensor depends on it, and --rope_theta may change it.
 inline Json without_theta(Json position) {
     if (position.is_object()) { position.erase("theta"); }
     if (position.is_structured()) { for (Json& item : position) { item = without_theta(item); } }
     return position;
 }
 
-// An error unless the configuration `found` fits `wanted`. Other software writes no "position", which fits any.
+// An error unless the configuration `found` fits `wanted`; without a "position", as other software writes it, it does.
 inline void check_config(const Json& found, const Json& wanted, const std::string& what) {
     const ConfigKeys& keys = wanted.contains(BERT_KEYS.C) ? BERT_KEYS : GPT2_KEYS;
     check_model_type(found, keys, what);
@@ -561,7 +565,6 @@ inline void check_config(const Json& found, const Json& wanted, const std::strin
     const Json have = without_theta(found["position"]), want = without_theta(wanted["position"]);
     check(have.is_object() && want.is_object(), "%s: position: expected an object, got %s", what.c_str(),
           json_excerpt(have).c_str());
-    // a file without a hyperparameter predates it, and means the value that was fixed then (engine/config.h)
     check(have.contains("name"), "%s: position: expected a name, got %s", what.c_str(), json_excerpt(have).c_str());
     for (const auto& item : have.items()) {
         const std::string key = item.key();
