@@ -13,39 +13,39 @@
 #include "vocabulary.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// streams of ids: token shards or plain text, and the order in which samples are drawn
+// streams of ids
 //
 // A file whose name ends in .txt is raw bytes: each byte is an id, the vocabulary is 256. Any other file is a shard in
-// the layout of llm.c, everything little-endian:
+// llm.c's layout, little-endian:
 //
 //   byte 0     int32  magic: 20240520 for uint16 ids, 20240801 for uint32 ids (llama-3)
 //   byte 4     int32  version: 1 for uint16, 7 for uint32
 //   byte 8     int32  number of tokens
 //   byte 12    int32  vocabulary    } both 0, as llm.c writes them: GPT-2's
 //   byte 16    int32  end-of-text id} (50257 and 50256), or llama-3's for uint32
-//   byte 20           zeros, or the fields of a shard of documents, below
+//   byte 20           zeros, or the fields of a shard of documents or examples, below
 //   byte 1024         the ids
 //
-// A shard of version 2 holds examples of a task instead of a stream, one per row:
+// A shard of version 2 holds examples of a task instead of a stream, one in each row:
 //
-//   byte 28    int32  tokens in a row: one example, padded to that
+//   byte 28    int32  tokens in a row, to which the example is padded
 //   byte 32    int32  length of the examples, in symbols of the task; 0: it varies
-//   byte 1024         the ids, below 2^15 (uint32: 2^30); the bit of that value marks the tokens of the answer
+//   byte 1024         the ids, below 2^15 (uint32: 2^30), plus that number if the token belongs to the answer
 //
-// A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. A sample
-// of a shard in rows is a row, and only its answer is a target. Which window is sample number i is a pure function
-// of (seed, i), so that neither ranks nor batch sizes nor restarts change the order.
+// A sample is a window of T + 1 tokens at stride T inside one shard: T inputs, and T targets shifted by one. In rows, a
+// sample is a row, and only its answer is a target. The window of sample i is a pure function of (seed, i), so ranks,
+// batch sizes and restarts do not change the order.
 
 constexpr int SHARD_HEADER_BYTES = 1024;
 constexpr int SHARD_MAGIC = 20240520, SHARD_VERSION = 1;                // uint16 ids
 constexpr int SHARD_VERSION_ROWS = 2;
 constexpr int SHARD_MAGIC_UINT32 = 20240801, SHARD_VERSION_UINT32 = 7;  // uint32 ids
-constexpr int MAX_VOCAB = 1 << 20;          // models are sized by this header field, so a hostile value must be bounded
+constexpr int MAX_VOCAB = 1 << 20;          // bounds a header field that sizes the model
 
 struct Shard {
     std::string path;
     uint64_t file_bytes = 0;
-    uint64_t first_byte = 0;                // of the ids: 1024, or 0 of text
+    uint64_t first_byte = 0;                // of the ids: 1024; in text 0
     uint64_t tokens = 0;
     int width = 0;                          // bytes per id: 1, 2 or 4
     int vocab = 0, eot = -1;
@@ -53,14 +53,14 @@ struct Shard {
     int length = 0;                         // of the examples in rows
 
     int answer_bit() const { return width == 2 ? 1 << 15 : 1 << 30; }
-    // W windows of T + 1 tokens at stride T take W * T + 1 tokens; each row is one window.
+    // W windows of T + 1 tokens at stride T take W * T + 1 tokens.
     uint64_t windows(int T) const {
         if (row > 0) { return T == row - 1 ? tokens / (uint64_t)row : 0; }
         return tokens == 0 ? 0 : (tokens - 1) / (uint64_t)T;
     }
 };
 
-// Checks everything about a file that needs none of its tokens; allocates nothing. rows: accept examples in rows
+// Checks a file as far as possible without its tokens. rows: accept examples in rows
 inline Shard inspect_shard(const std::string& path, bool rows = false) {
     const File file(path);
     Shard s;
@@ -97,7 +97,7 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     s.first_byte = SHARD_HEADER_BYTES;
     s.tokens = (uint64_t)header[2];
     s.width = wide ? 4 : 2;
-    // 3 the size of the file and the vocabulary must fit the header
+    // 3 the size of the file, the vocabulary and the rows
     const uint64_t bytes = s.first_byte + s.tokens * (uint64_t)s.width;
     check(file.size == bytes, "%s: expected %zu bytes for the %d tokens of its header, got %zu (truncated, or still "
           "being written?)", name, (size_t)bytes, header[2], (size_t)file.size);
@@ -122,9 +122,9 @@ inline Shard inspect_shard(const std::string& path, bool rows = false) {
     return s;
 }
 
-// Adds the paths that consist of `start`, which is "" or a directory and its slash, and a match of `pattern`. A part of
-// the pattern that is the name of something there is that name; only if this leads nowhere, it is a pattern. (glob(3)
-// knows no such names, and ends the program if an allocation fails.)
+// Adds the paths that consist of `start`, "" or a directory and its slash, and a match of `pattern`. Between slashes, a
+// name that exists stands for itself, and is a pattern only if it leads to no file. (glob(3) has no such rule, and ends
+// the program if an allocation fails.)
 inline void match_pattern(const std::string& start, const std::string& pattern, std::vector<std::string>& paths) {
     const size_t slash = pattern.find('/'), found = paths.size();
     const std::string part = pattern.substr(0, slash);
@@ -155,8 +155,7 @@ inline std::vector<std::string> expand_pattern(const std::string& pattern) {
     return paths;
 }
 
-// out (n): ids (n) as int. Returns the largest, so that one comparison per chunk checks them all. bits: those of an id,
-// without the mark of an answer
+// out (n): ids (n) as int. Returns the largest, so that one comparison checks a chunk. bits: without the answers' mark
 template <class Id> uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t bits = ~0u) {
     uint32_t largest = 0;
     for (uint64_t i = 0; i < n; i++) {
@@ -166,7 +165,7 @@ template <class Id> uint32_t widen(const Id* ids, uint64_t n, int* out, uint32_t
     return largest;
 }
 
-// out (n): tokens start .. start + n - 1 of a shard, read in chunks of 16 KiB, which stay in the L1 cache
+// out (n): tokens start .. start + n - 1 of a shard, read in chunks of 16 KiB, which fit into the L1 cache
 inline void read_ids(const File& file, const Shard& shard, uint64_t start, uint64_t n, int* out) {
     union { uint8_t u8[16384]; uint16_t u16[8192]; uint32_t u32[4096]; } chunk;
     const uint64_t step = sizeof chunk / (uint64_t)shard.width;
@@ -181,7 +180,7 @@ inline void read_ids(const File& file, const Shard& shard, uint64_t start, uint6
             default: largest = widen(chunk.u32, count, out + i, bits);
         }
         if (largest < (uint32_t)shard.vocab) { continue; }
-        uint64_t bad = i;                           // find the first bad one, for the message
+        uint64_t bad = i;                           // the first bad id, for the message
         while (((uint32_t)out[bad] & bits) < (uint32_t)shard.vocab) { bad++; }
         die(EXIT_BAD_INPUT, "%s: token %zu: expected an id from 0 to %d, got %u (corrupt, or of another tokenizer?)",
             shard.path.c_str(), (size_t)(start + bad), shard.vocab - 1, (unsigned)out[bad] & bits);
@@ -292,7 +291,7 @@ private:
     }
 };
 
-// The ids of the shard that a flag names as @FILE instead of a text, for a model of V tokens; none if it names no shard
+// The ids of the shard that a flag names by @FILE, for a model of V tokens; none if its value is anything else
 inline std::vector<int> prompt_in_shard(const std::string& value, const char* flag, int V) {
     constexpr uint64_t MAX_PROMPT_IDS = 1u << 24;
     const std::string path = starts_with(value, "@") ? value.substr(1) : "";
@@ -310,8 +309,8 @@ inline std::vector<int> prompt_in_shard(const std::string& value, const char* fl
     return ids;
 }
 
-// Which of `windows` windows is sample number `index` of a run. Each epoch is a new permutation of all windows, so
-// every window comes once per epoch; without shuffle they come in order.
+// The number of the window that is sample `index` of a run. Each epoch is a new permutation of all windows; without
+// shuffle they come in order.
 inline uint64_t sample_window(uint64_t index, uint64_t windows, uint64_t seed, bool shuffle) {
     check(windows > 0, "an epoch: expected at least 1 sample, got none");
     return shuffle ? permute(index % windows, windows, seed, index / windows) : index % windows;
@@ -344,7 +343,7 @@ inline std::string data_command(const std::string& pattern, Program program) {
     return "";
 }
 
-// The files of a flag; only GPT-2's training takes rows. Without a match, the message names the script that makes them.
+// The files of a flag; only GPT-2's training takes rows. If there are none, the message names the script for them.
 inline std::unique_ptr<TokenFiles> open_tokens(const Options& o, const char* flag, int vocab = 0) {
     const Phase opening("opening the data");
     const std::string& pattern = strcmp(flag, "--val_files") == 0 ? o.val_files : o.train_files;
@@ -364,15 +363,15 @@ inline std::vector<std::string> file_paths(const TokenFiles& files) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the record of a run's data, which its checkpoints keep, so that a run is not resumed on other data
+// the record of a run's data in its checkpoints, by which --resume refuses other data
 //
 // state.json:  "data": {"train_files": [{"file": "shard_000001.bin", "bytes": 200001024, "blocks": "xxh3:..."}, ...],
 //                       "val_files": [...]}
 //
-// A file is identified by its last name, its size and the checksum of 64 of its blocks, in any directory.
-// data/verify.py finds damage between those blocks: it compares whole shards with the manifest beside them.
+// A file is identified by its name without the directory, its size and the checksum of 64 of its blocks. For damage
+// between those blocks, data/verify.py compares whole shards with the manifest beside them.
 
-// Warns, once for each of these (the files of a flag, or null), if a file's contents came before, under any name
+// Warns if a file repeats the contents of an earlier one, once for each argument, the files of a flag or null.
 template <class... Files> void say_repeated(const Files*... all) {
     std::map<std::pair<uint64_t, uint64_t>, std::pair<std::string, std::string>> found;     // by size and contents
     const auto look = [&](const auto* files) {
@@ -381,7 +380,7 @@ template <class... Files> void say_repeated(const Files*... all) {
             const File file(path);
             const auto [same, fresh] = found.insert({{file.size, sampled_sum(file, 4)}, {files->flag, path}});
             if (fresh || !what.empty()) { continue; }
-            if (sampled_sum(file) != sampled_sum(File(same->second.second))) { continue; }      // alike in 4 blocks
+            if (sampled_sum(file) != sampled_sum(File(same->second.second))) { continue; }      // equal in 4
             what = path + " holds the same data as " + same->second.second + " of " + same->second.first;
             if (same->second.first != files->flag) { what += ", so what is measured on it is trained on, too"; }
         }
@@ -390,8 +389,8 @@ template <class... Files> void say_repeated(const Files*... all) {
     (look(all), ...);
 }
 
-// Adds the files of a flag to the record of a run's data. If state.json, which also holds the flags, were too long to
-// be read, the checkpoint could not be resumed.
+// Adds the files of a flag to the record. An error if state.json, which also holds the flags, would become too long to
+// be read by --resume.
 inline void add_to_record(Json& record, const std::string& flag, const Json& files) {
     record[flag] = files;
     size_t count = 0;
@@ -401,7 +400,7 @@ inline void add_to_record(Json& record, const std::string& flag, const Json& fil
           "%zu; join them into larger ones", flag.c_str(), (unsigned long long)(room * count / bytes), files.size());
 }
 
-// The files of a flag's record, `what` for messages
+// The files of a flag's record as facts to compare
 inline Facts file_facts(const Json& files, const std::string& what) {
     check(files.is_array(), "%s: data: expected an array of files, got %s", what.c_str(), json_excerpt(files).c_str());
     Facts facts;
@@ -413,7 +412,7 @@ inline Facts file_facts(const Json& files, const std::string& what) {
     return facts;
 }
 
-// Compares the record with the state.json of the run to be resumed, which `what` names.
+// An error if the record differs from that in `state`, the state.json of the run to be resumed, which `what` names
 inline void check_resumed_data(const Options& o, const Json& record, const Json& state, const std::string& what) {
     if (!state.contains("data")) { return; }            // written before there was a record
     const Json now = parse_json(json_text(record), "data");
@@ -430,30 +429,17 @@ inline void check_resumed_data(const Options& o, const Json& record, const Json&
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// what a BERT reads: tokens, some of them masked, and whole documents as ids [CLS] ... [SEP]: a collection of single
-// ones, or groups (a query, its positive, hard negatives)
-//
-// A shard of documents is one of the above, with two more header fields:
-//
-//   byte 20    int32  documents per group; 1: a collection; 0: a stream of tokens, not of whole documents
-//   byte 24    int32  documents in the shard
-//
-// and a document starts at each [CLS]. A file whose name ends in .txt is text: one document per line, or one group per
-// line, its documents separated by tabs. Only a model of bytes reads it: each byte is an id. NAME.ids beside NAME.bin
-// or NAME.txt holds the names of a collection's documents, one per line.
-
-// ----------------------------------------------------------------------------------------------------------
-// masking: each token that is not special is chosen with probability 0.15. Of the chosen, 80 % become [MASK], 10 % a
+// masked tokens: each token that is not special is chosen with probability 0.15; of these, 80 % become [MASK], 10 % a
 // random token, and 10 % stay.                                                 Devlin et al. 2019, section 3.1, task 1
 
-// The sample number of evaluation, which no training sample has. Its positions count in the whole stream of tokens, so
-// that windows of any length find the same tokens masked.
+// The sample number in evaluation, where positions count in the whole stream, so that windows of any length find the
+// same tokens masked
 constexpr uint64_t EVALUATION_SAMPLE = UINT64_MAX;
-constexpr uint64_t MASKING_STREAM = 0x4d4c4d;       // of random numbers that nothing else draws
+constexpr uint64_t MASKING_STREAM = 0x4d4c4d;       // keeps the draws apart from all others
 
-// ids (n): tokens first .. first + n - 1 of the sample -> inputs (n): the same, masked; targets (n): the token where
-// one was chosen, otherwise IGNORE_INDEX. inputs may be ids itself. Returns how many were chosen, possibly 0. The
-// choice depends only on (seed, sample, position) and the token: not on the ranks, the batch size or restarts.
+// ids (n): tokens first .. first + n - 1 of the sample -> inputs (n): masked; targets (n): the chosen tokens, otherwise
+// IGNORE_INDEX. inputs may be ids itself. Returns the number of chosen tokens, possibly 0. The choice depends only on
+// (seed, sample, position) and the token, not on ranks, batch size or restarts.
 inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sample, uint64_t first, int n,
                        const int* ids, int* inputs, int* targets, double share = 0.15) {
     check(share >= 0.0 && share <= 1.0, "masking: expected a share of the tokens from 0 to 1, got %g", share);
@@ -466,8 +452,7 @@ inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sam
     for (int k = 0; k < n; k++) {
         const uint64_t position = first + (uint64_t)k;
         const int id = ids[k];
-        // One draw decides both: chosen is [0, share), and of that [0, 0.8) share becomes [MASK], [0.8, 0.9) share a
-        // random token, and the rest stays.
+        // One draw decides: below 0.8 share [MASK], below 0.9 share a random token, below share chosen but unchanged
         const double draw = uniform01(stream, position);
         const bool choose = draw < share && !special.is_special(id);
         targets[k] = choose ? id : IGNORE_INDEX;
@@ -477,13 +462,22 @@ inline int mask_tokens(const SpecialTokens& special, uint64_t seed, uint64_t sam
         inputs[k] = special.mask;
         if (draw < 0.8 * share) { continue; }
         inputs[k] = (int)(uniform01(stream, position, 1) * (double)plain);
-        for (const int s : skipped) { inputs[k] += inputs[k] >= s; }    // each special id at or below moves it up
+        for (const int s : skipped) { inputs[k] += inputs[k] >= s; }    // skip the special ids
     }
     return chosen;
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// documents
+// documents, ids [CLS] ... [SEP]: a collection of them, or groups (a query, its positive, hard negatives)
+//
+// A shard of documents has two more header fields:
+//
+//   byte 20    int32  documents per group; 1: a collection; 0: a stream of tokens, not of whole documents
+//   byte 24    int32  documents in the shard
+//
+// and a document starts at each [CLS]. A file whose name ends in .txt has a document in each line, or a group,
+// separated by tabs. Only a model of bytes reads it: each byte is an id. NAME.ids beside NAME.bin or NAME.txt has the
+// names of a collection's documents, one per line.
 
 // The ids of a text of bytes between [CLS] and [SEP]; "[MASK]" in the text is that token.
 inline std::vector<int> text_ids(const std::string& text, const SpecialTokens& special) {
@@ -503,10 +497,10 @@ constexpr int MAX_GROUP = 1024;
 
 struct DocumentFile {
     Shard shard;
-    File file;                              // open for the whole run, so that replacing the file does no harm
+    File file;                              // stays open, so that replacing it does no harm
     bool text = false;                      // its name ends in .txt
     uint64_t first = 0;                     // number of its first document
-    std::vector<uint64_t> begin;            // [documents + 1] where each begins, in ids; of text: its first byte
+    std::vector<uint64_t> begin;            // [documents + 1] the id (in text: the byte) where each begins
     std::vector<std::string> names;         // [documents], or none
 
     size_t documents() const { return begin.empty() ? 0 : begin.size() - 1; }
@@ -533,7 +527,7 @@ struct Documents {
         }
     }
 
-    // the number of documents and of groups in all files
+    // documents, groups in all files
     size_t size() const { return (size_t)files.back().first + files.back().documents(); }
     size_t groups() const { return size() / (size_t)group; }
 
@@ -544,7 +538,7 @@ struct Documents {
         return span + f.text;                       // text: plus [CLS] and [SEP], less the tab or newline at its end
     }
 
-    // out (at most max_tokens): document i, cut to max_tokens by leaving out ids before [SEP]. Returns how many.
+    // out (at most max_tokens): document i, cut before [SEP] if it is longer. Returns the number of ids.
     int read(size_t i, int max_tokens, int* out) const {
         check(max_tokens >= 2, "%s: documents are cut to %d tokens, expected at least 2, for [CLS] and [SEP]",
               flag.c_str(), max_tokens);
@@ -557,7 +551,7 @@ struct Documents {
         return n;
     }
 
-    // Its line in NAME.ids, or for text without such a file its number in the collection, from 0 on
+    // The name in NAME.ids; in text without that file, the number in the collection, from 0 on
     std::string name(size_t i) const {
         const DocumentFile& f = file_of(i);
         if (!f.names.empty()) { return f.names[i - f.first]; }
@@ -601,7 +595,7 @@ private:
         return n == 1 ? "a collection" : strprintf("groups of %d documents", n);
     }
 
-    // Calls visit(number, id) for each id of the file in order, and reports its progress every five seconds.
+    // Calls visit(number, id) for each id of the file in order; reports the progress every five seconds.
     template <class F> void scan(const DocumentFile& f, F visit) const {
         const double start = wall_seconds();
         double last = start;
@@ -620,7 +614,7 @@ private:
         }
     }
 
-    // Both index functions fill f.begin and return the number of documents per group. Ids must be ([CLS] ids [SEP])*.
+    // Both index functions fill f.begin and return the number of documents per group. A shard is ([CLS] ids [SEP])*.
     int index_shard(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
         int32_t header[7];
@@ -636,7 +630,7 @@ private:
               "got %d", name, (size_t)most, (size_t)f.shard.tokens, documents);
         check(documents % in_group == 0, "%s: header: %d documents do not divide into groups of %d", name, documents,
               in_group);
-        f.begin.reserve((size_t)documents + 1);             // at most half of the tokens, as checked
+        f.begin.reserve((size_t)documents + 1);
         int before = special.sep;                           // as if a document ended before the first
         scan(f, [&](uint64_t at, int id) {
             check((id == special.cls) == (before == special.sep), "%s: token %zu is %d after %d: expected [CLS] = %d "
@@ -655,8 +649,7 @@ private:
         return in_group;
     }
 
-    // Every line must have the same number of documents, none of them empty; the last newline may be missing. The bytes
-    // stay in the file.
+    // Every line must have the same number of documents, none of them empty; the last newline may be missing.
     int index_text(DocumentFile& f) const {
         const char* name = f.shard.path.c_str();
         const char* shards = "make shards of it: python3 data/text.py --encoding bert --pairs lines";
@@ -703,7 +696,7 @@ private:
             const size_t end = std::min(text.find('\n', begin), text.size());
             f.names.push_back(text.substr(begin, end - begin));
             const std::string& s = f.names.back();
-            // white space separates the fields of qrels, so they could not contain such a name
+            // white space separates the fields of qrels
             check(!s.empty() && s.find_first_of(" \t\r\v\f") == std::string::npos,
                   "%s: line %zu: expected a name without white space, got '%.80s'", path.c_str(), f.names.size(),
                   s.c_str());
@@ -715,8 +708,8 @@ private:
     }
 };
 
-// Groups as a matrix. Row r * groups + g is document r of group g: first all queries, then their positives in the same
-// order, then the negatives. So the scores of queries with documents have their positives on the diagonal.
+// Groups as a matrix. Row r * groups + g is document r of group g: all queries, then their positives in the same order,
+// then the negatives. So the positives stand on the diagonal of the scores of queries with documents.
 struct GroupBatch {
     int groups = 0, rows = 0;               // rows = groups * documents per group
     int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
@@ -725,7 +718,7 @@ struct GroupBatch {
     int swapped = 0;                        // groups that were replaced
 };
 
-// Adds the texts of group `drawn`, uncut, to `seen`; false, and adds none, if one is there already or twice in it.
+// Adds the uncut texts of group `drawn` to `seen`; false, without adding any, if one is there already or twice in it
 inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered_set<uint64_t>& seen) {
     std::vector<uint64_t> texts;
     std::vector<int> ids;
@@ -742,9 +735,8 @@ inline bool add_texts(const Documents& documents, uint64_t drawn, std::unordered
     return true;
 }
 
-// Chooses the group for this index of a run. If the batch already holds one of its texts (`seen`), the next group that
-// shares none is used instead, counted from a place drawn from (seed, index): a text that appears twice in a batch
-// would be its own negative.
+// The group at this index of a run. If the batch already holds one of its texts (`seen`), which would be its own
+// negative, the next group that shares none takes its place, counted from a draw by (seed, index).
 inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_t seed, bool shuffle,
                              std::unordered_set<uint64_t>& seen, int& swapped) {
     const uint64_t groups = documents.groups(), drawn = sample_window(index, groups, seed, shuffle);
@@ -758,7 +750,7 @@ inline uint64_t choose_group(const Documents& documents, uint64_t index, uint64_
         "batch, or more data", documents.flag.c_str(), documents.pattern.c_str());
 }
 
-// Groups first_index .. first_index + count - 1 of a run, by (seed, index of the batch). No text is in a batch twice.
+// Groups first_index .. first_index + count - 1 of a run. No text appears twice in a batch.
 inline void fill_groups(const Documents& documents, uint64_t first_index, int count, uint64_t seed, bool shuffle,
                         int max_tokens, GroupBatch& batch) {
     const uint64_t groups = documents.groups();
@@ -779,7 +771,7 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
             longest = std::max(longest, documents.length(first + (size_t)r));
         }
     }
-    // [PAD] fills the rest of each row, so a multiple of 8 costs little, and the kernels are faster
+    // a multiple of 8 makes the kernels faster, and the added [PAD]s cost little
     batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
     batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
     batch.lengths.resize((size_t)batch.rows);
