@@ -7,36 +7,31 @@
 #include "comm.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// gradients summed over the ranks, in the order in which one rank would sum them.
+// the exchange: gradients are summed over the ranks in the order in which one rank would sum them
 //
 // Each rank owns a slice of an array that all of them hold. It receives the other ranks' values of its slice, adds
-// them, and sends the sum to all ranks. So a rank sends (N - 1) / N of the array on the way to the sums, and the same
-// amount on the way back, as in a ring; here for N = 3:
+// them, and sends the sum to all ranks. Each way, a rank sends (N - 1) / N of the array, as in a ring; here for N = 3:
 //
 //     slice   0     1     2                     0     1     2
 //     rank 0  sum <-.-----.                     sum --.-----.
 //     rank 1  --'   sum <-|        and then     <-'   sum --|
 //     rank 2  --'   --'   sum                   <-'   <-'   sum
 //
-// The owner of a slice adds with the code below. A library would be free to choose the order of the terms by the number
-// of ranks. Here it is a binary tree over the ranks, which continues the tree that each rank has built over its own
-// micro-batches. So if every rank has 2^k neighbouring micro-batches of the step, the whole is the same tree for any
-// number of ranks, and its sum has the same bits.
+// A library could choose the order of the terms by the number of ranks. Here it is a binary tree over the ranks, which
+// continues each rank's tree over its own micro-batches. So if every rank has 2^k neighbouring micro-batches of the
+// step, the tree is the same for any number of ranks, and its sum has the same bits.
 //
 // With several machines of g = 2^k ranks each, the ranks of a machine do this first. Then the ranks that own the same
-// slice on all machines do it with their slices, which are g times smaller. It is the same tree, cut at its level k.
+// slice on all machines do it with their slices, which are g times smaller: the same tree, cut at level k.
 
-// ----------------------------------------------------------------------------------------------------------
-// who owns what
-
-// Part i of n of a slice: their sizes differ by at most a unit.
+// Part i of a slice in n parts, whose sizes differ by at most SLICE_UNIT
 inline Slice slice_part(Slice s, int i, int n) {
     const size_t units = ceil_div(s.size(), SLICE_UNIT);
     const auto cut = [&](size_t k) { return s.begin + std::min(units * k / (size_t)n * SLICE_UNIT, s.size()); };
     return {cut((size_t)i), cut((size_t)i + 1)};
 }
 
-// Ranks that exchange with each other: first, first + step, ..., first + (size - 1) step
+// Ranks that exchange with each other: first, first + step, ..., first + (size - 1) * step
 struct RankGroup {
     int first, step, size;
     int rank(int i) const { return first + i * step; }
@@ -48,15 +43,12 @@ inline std::vector<RankGroup> exchange_groups(int rank) {
     if (node <= 1 || node >= size) { return {{0, 1, size}}; }
     return {{rank - rank % node, 1, node}, {rank % node, node, size / node}};
 }
-// The slice of n elements that a rank owns
+// A rank's slice of n elements
 inline Slice exchange_slice(size_t n, int rank) {
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(rank)) { s = slice_part(s, g.index(rank), g.size); }
     return s;
 }
-
-// ----------------------------------------------------------------------------------------------------------
-// the sum
 
 // The parts of slice `whole` that the ranks of a group own
 inline std::vector<Slice> group_parts(Slice whole, const RankGroup& g) {
@@ -68,8 +60,8 @@ inline std::vector<Slice> group_parts(Slice whole, const RankGroup& g) {
 inline Slice slice_piece(Slice s, size_t piece, size_t k) {
     return {std::min(s.begin + k * piece, s.end), std::min(s.begin + (k + 1) * piece, s.end)};
 }
-// The number of elements of `element` bytes that each rank of a group may send to another one in a turn, and the number
-// of turns for all of their parts: a turn receives at most comm().chunk bytes.
+// The exchange of a group in turns, each of which receives at most comm().chunk bytes: the elements, of `element`
+// bytes, that a rank sends to another in a turn, and the number of turns
 struct Turns { size_t piece, count; };
 inline Turns exchange_turns(const std::vector<Slice>& parts, size_t element) {
     const size_t piece = std::max((size_t)1, comm().chunk / element / (parts.size() - 1));
@@ -103,7 +95,7 @@ inline void group_sum(float* data, Slice whole, const RankGroup& g, const char* 
     }
 }
 
-// Each rank's slice of data, whose elements have `element` bytes, goes to the whole group.
+// Each rank's slice of data goes to the whole group. element: bytes of an element
 inline void group_gather(char* data, size_t element, const std::vector<Slice>& slices, const RankGroup& g,
                          const char* what, Stream stream) {
     const size_t me = (size_t)g.index(comm().rank);
@@ -121,8 +113,8 @@ inline void group_gather(char* data, size_t element, const std::vector<Slice>& s
     }
 }
 
-// data (n) -> this rank's slice of it is the sum over the ranks; the rest of data is then undefined. With NCCL, this
-// and the functions below return before the stream has executed them: see exchange_wait().
+// data (n) -> this rank's slice is the sum over the ranks; the other elements are undefined. With NCCL, this function
+// and exchange_gather() return before the stream has executed them: see exchange_wait().
 inline void exchange_sum(float* data, size_t n, const char* what, Stream stream) {
     Slice s = {0, n};
     for (const RankGroup& g : exchange_groups(comm().rank)) {
@@ -131,7 +123,7 @@ inline void exchange_sum(float* data, size_t n, const char* what, Stream stream)
     }
 }
 
-// data (n): every rank has set its slice, and now gets the rest.
+// data (n): every rank has set its slice, and receives the others.
 template <class T> void exchange_gather(T* data, size_t n, const char* what, Stream stream) {
     Slice s = {0, n};
     std::vector<std::pair<RankGroup, Slice>> levels;
@@ -145,14 +137,14 @@ template <class T> void exchange_gather(T* data, size_t n, const char* what, Str
     }
 }
 
-// The host waits until the device has reached `end`, after an exchange. The deadline counts from `own`, the end of this
-// rank's work before the exchange.
+// The host waits until the device has reached `end`, after an exchange. The deadline counts from `own`, when this
+// rank's work before the exchange is done.
 inline void exchange_wait(const Event& own, const Event& end, const char* what) {
     if (!comm().nccl) { return; }
     nccl_wait(own, false, what);
     nccl_wait(end, true, what);
 }
-// Calls exchange(), which puts an exchange into the stream, and waits for it.
+// Calls exchange(), which puts an exchange into the stream, and waits until it is done.
 template <class Exchange> void exchange_now(const char* what, Stream stream, Exchange exchange) {
     Event own, end;
     own.record(stream);
@@ -164,12 +156,11 @@ template <class Exchange> void exchange_now(const char* what, Stream stream, Exc
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// work in pieces: what one process computes, in the order of its pieces
+// work in pieces: the ranks share it, and all take the results in the order of the pieces
 
 // A collective. work(i, out) computes the result of piece i, of at most `most` elements, on one of the ranks;
-// take(i, result) is called on every rank, for every piece, in order. In round k, rank r computes piece k * ranks + r,
-// so the pieces of a round are neighbours, which take about the same time. Returns false, on every rank, if a signal
-// has stopped one of them: then some pieces were not computed.
+// take(i, result) is called on every rank, for every piece, in order. In round k, rank r computes piece k * ranks + r:
+// neighbours, which take about the same time. If a signal stops a rank, returns false on all, with pieces missing.
 template <class T, class Work, class Take>
 bool distribute_pieces(size_t pieces, size_t most, const char* what, Work work, Take take) {
     const size_t ranks = (size_t)comm().size, rank = (size_t)comm().rank;
@@ -183,7 +174,7 @@ bool distribute_pieces(size_t pieces, size_t most, const char* what, Work work, 
     return true;
 }
 
-// rows (ranks * n) on the device: this rank has computed n of them, from rank * n on, and now gets the rest.
+// rows (ranks * n) on the device: this rank has computed n of them, from rank * n on, and receives the others.
 inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
     const size_t ranks = (size_t)comm().size;
     if (ranks == 1) { return; }
@@ -194,33 +185,32 @@ inline void share_rows(float* rows, size_t n, const char* what, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// a model's parameters with their moments, and their update by a step's gradient
+// a model's parameters
 //
-// The layout has a block for each layer and two for the rest (base/tensor.h). Several ranks exchange block by block:
-// each sums the gradient of its slice of every block, updates it, and sends the new weights to the other ranks. It
-// holds the moments, and in bf16 builds the float32 weights, of its slices only: ZeRO-1 (Rajbhandari et al. 2020).
-// docs/distributed.md shows a step: what runs on which stream, and what waits for what.
+// The layout has a block for each layer and two for tensors outside them (base/tensor.h). Several ranks exchange block
+// by block: each sums the gradient of its slice of every block, updates it, and sends the new weights to the other
+// ranks. It holds the moments, and in bf16 builds the float32 weights, of its slices only: ZeRO-1 (Rajbhandari et al.
+// 2020). docs/distributed.md shows a step: what runs on which stream, and what waits for what.
 
 struct Parameters {
     TensorTable table;                                      // the trainer's own tensors, then the encoding's
     std::vector<FileTensor> files;                          // the same tensors in a checkpoint
-    size_t first_position_param = 0, first_position_file = 0;           // indices of the encoding's first in each
+    size_t first_position_param = 0, first_position_file = 0;           // where the encoding's begin in each
     floatX* weights = nullptr;                              // the layers read these: master, or its copy in bf16
     float* master = nullptr;                                // float32 weights: see Exchange::master_at()
     float *m = nullptr, *v = nullptr;                       // AdamW's moments of this rank's slices: moment_at()
     AdamWTable update;                                      // the pieces of these slices
-    int leaf = 1;                                           // micro-batches that share a gradient: see parameters.cuh
-    std::vector<float*> tree;                               // gradients: tree[k] holds the sum of 2^k leaves, and the
-    // last one is being filled
+    int leaf = 1;                                           // micro-batches that share a gradient
+    std::vector<float*> tree;                               // gradients: sums of 2^k leaves; the last is being filled
     double* loss_sums = nullptr;                            // one sum of losses per micro-batch of a step
     Stream stream = {};
 
     // What the exchange with the other ranks needs. One rank owns whole blocks, and has only one stream.
     struct Exchange {
         std::vector<Slice> owned;                           // (blocks) this rank's slice of each block
-        std::vector<size_t> in_moments, in_master;          // (blocks) where it begins in m and v, and in master
-        bool shares = false;                                // the slices are not whole blocks
-        bool shares_master = false;                         // master holds only the slices, too
+        std::vector<size_t> in_moments, in_master;          // (blocks) where that begins in m and v, and in master
+        bool shares = false;                                // m and v hold only the slices
+        bool shares_master = false;                         // so does master
         Stream stream = {};
         double* norm_partial = nullptr;                     // partial sums of gradient_norm, one per chunk
         // the current step
@@ -232,7 +222,7 @@ struct Parameters {
         Event updated, gathered;
         std::vector<Event> ready;                           // (blocks) this rank has its new weights
 
-        // Where element `at` of the layout, which this rank owns in block b, is in m and v, and in master
+        // The index in m and v, and in master, of the layout's element `at`, which this rank owns in block b
         size_t moment_at(size_t b, size_t at) const { return in_moments[b] + at - owned[b].begin; }
         size_t master_at(size_t b, size_t at) const { return in_master[b] + at - owned[b].begin; }
     } exchange;
@@ -241,7 +231,7 @@ struct Parameters {
         first_position_param = table.specs.size();
         for (const TensorSpec& s : params) { table.add(s); }
     }
-    // NAME.weight and NAME.bias of a checkpoint: rows of a layer of two tensors; the weight may be transposed there
+    // NAME.weight and NAME.bias of a checkpoint: the same rows of two tensors' layer; transposed: the weight, there
     void add_files(const std::string& name, const char* weight, const char* bias, int layer, int row0, int rows,
                    bool transposed) {
         files.push_back({name + ".weight", weight, layer, (size_t)row0, (size_t)rows, transposed});
@@ -259,7 +249,7 @@ inline void check_files(const Parameters& p) {
     }
 }
 
-// Completes the tables: after the trainer's own tensors come those of the encoding.
+// Completes the tables: the encoding's tensors follow the trainer's own.
 inline void complete_tables(Parameters& p, const std::vector<TensorSpec>& params,
                             const std::vector<FileTensor>& files) {
     p.add_position(params);
@@ -269,14 +259,14 @@ inline void complete_tables(Parameters& p, const std::vector<TensorSpec>& params
     p.table.lay_out_by_layer(p.first_position_param);
 }
 
-// Weights of other software may lack the encoding's tensors, and the head where they are an encoder's.
+// The tensors that weights of other software may lack: the encoding's, and BERT's head
 inline std::vector<FileTensor> optional_files(const Parameters& p) {
     std::vector<FileTensor> list(p.files.begin() + (ptrdiff_t)p.first_position_file, p.files.end());
     for (const FileTensor& f : p.files) { if (f.name.rfind("cls.", 0) == 0) { list.push_back(f); } }
     return list;
 }
 
-// The number of gradient buffers for a step of `leaves`: one for each level of the tree over them, and one to fill.
+// The number of gradient buffers for `leaves` leaves: one for each level of their tree, and one to fill
 inline int gradient_buffers(int leaves) {
     int buffers = 0;
     for (int n = 1; n < 2 * leaves; n *= 2) { buffers++; }
@@ -284,7 +274,7 @@ inline int gradient_buffers(int leaves) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// who holds what
+// memory: the slices that each rank holds
 
 // A rank's slice of a block of the layout
 inline Slice block_slice(const Slice& block, int rank) {
@@ -317,7 +307,7 @@ inline void plan_slices(Parameters& p, bool trains) {
     x.ready.resize(x.owned.size());
 }
 
-// Calls chunk(k, c) for the chunks c of the gradient's norm that are in a rank's slices, in their order: k = 0, 1, ...
+// Calls chunk(k, c), k = 0, 1, ..., for each chunk c of the gradient's norm in a rank's slices, in order.
 template <class F> void for_each_norm_chunk(const TensorTable& table, int rank, F chunk) {
     size_t k = 0;
     for (const Slice& block : table.blocks) {
@@ -331,8 +321,8 @@ template <class F> void for_each_norm_chunk(const TensorTable& table, int rank, 
 inline float* whole_master(Parameters& p, size_t b) {
     return (p.exchange.shares_master ? p.tree.back() : p.master) + p.table.blocks[b].begin;
 }
-// For each block in turn calls fill(data, block), which sets the block's float32 weights in data (block) on the device,
-// and rounds them to `weights` as update number t did. t = 0: rounds to the nearest
+// For each block, fill(data, block) sets its float32 weights in data (block) on the device; they are rounded to
+// `weights` as update t did, or to the nearest if t is 0.
 template <class Fill> void set_master(Parameters& p, uint64_t seed, int t, Fill fill) {
     for (size_t b = 0; b < p.exchange.owned.size(); b++) {
         const Slice block = p.table.blocks[b], held = b == 0 ? block : p.exchange.owned[b];
@@ -362,7 +352,7 @@ inline void plan_update(Parameters& p) {
     p.update.upload(p.stream);
 }
 
-// Weights at their initial values; to train (micro_batches > 0) also the moments and the gradients.
+// Weights with their initial values; to train (micro_batches > 0) also moments and gradients
 inline void parameters_allocate(Parameters& p, uint64_t seed, int micro_batches) {
     const size_t total = p.table.total, micro = (size_t)micro_batches;
     const auto floats = [](size_t n) { return (float*)device_malloc(sizeof(float) * n); };
@@ -400,7 +390,7 @@ inline void parameters_free(Parameters& p) {
 
 inline void update_parameters(Parameters& p, const float* grads, const AdamW& adamw) {
     Parameters::Exchange& x = p.exchange;
-    // 1 what this rank updates, in one launch: no block can start before the norm of all gradients is known
+    // 1 this rank's slices, in one launch: no block could start before the norm of all gradients is known
     adamw_update(p.weights, p.master, grads, p.m, p.v, p.update, adamw, x.stream);
     if (comm().size == 1) { return; }
     x.updated.record(x.stream);
@@ -421,7 +411,7 @@ inline void update_parameters(Parameters& p, const float* grads, const AdamW& ad
     x.gathers = true;
 }
 
-// A forward calls this before it reads the weights of layer l; first with l = -1, for the weights outside the layers.
+// A forward calls this before it reads the weights of layer l, and first with -1, for weights outside the layers.
 inline void layer_ready(Parameters& p, int l) {
     if (!p.exchange.gathers) { return; }
     for (size_t b = l < 0 ? 0 : (size_t)l + 2; b < (size_t)l + 3; b++) { p.exchange.ready[b].hold(p.stream); }
@@ -452,63 +442,21 @@ inline float* gather_master(Parameters& p) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// all ranks have the same weights
-
-constexpr int REPLICA_BLOCKS = 256;
-
-// partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, where x_i are the bits of data[i]. All m_i are odd, so
-// every change of a single element is seen. No two m_i are equal, so an exchange of two elements is likely to be seen.
-__global__ void replica_hash_kernel(unsigned long long* partial, const float* data, size_t n) {
-    const GridSpan span = grid_span(n);
-    unsigned long long sum = 0;
-    for (size_t i = span.begin; i < span.end; i += span.step) {
-        unsigned long long m = (i + 1) * 0x9e3779b97f4a7c15ull;
-        m ^= m >> 29;
-        sum += (m | 1) * (unsigned)float_to_bits(data[i]);
-    }
-    sum = block_sum(sum);
-    if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
-}
-
-// the hash of n floats on the device; the same for any number of blocks and threads
-inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
-    std::vector<unsigned long long> partial(REPLICA_BLOCKS);
-    const size_t bytes = partial.size() * sizeof(partial[0]);
-    auto device_partial = (unsigned long long*)device_malloc(bytes);
-    launch(replica_hash_kernel, Grid(REPLICA_BLOCKS, 256, 0, stream), device_partial, data, n);
-    copy_to_host(partial.data(), device_partial, bytes, stream);
-    device_free(device_partial);
-    return std::accumulate(partial.begin(), partial.end(), (uint64_t)n);
-}
-
-// All ranks must have the same weights. why: what may be wrong otherwise
-inline void check_replicas(Parameters& p, const char* why) {
-    if (comm().size == 1) { return; }
-    settle_weights(p);
-    const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
-    const std::vector<int> differing = ranks_that_differ(replica_hash((const float*)p.weights, words, p.stream));
-    check(differing.empty(), "the parameters differ from rank 0's on rank %s: %s", option_text(differing).c_str(), why);
-}
-
-// ----------------------------------------------------------------------------------------------------------
-// the sum of a step's gradients over its micro-batches, n on each of N ranks, in an order that does not depend on N
+// a step's gradient: for each micro-batch i of a rank's n: forward, gradient_begin, backward into the memory that it
+// returns, gradient_add; then gradient_end
 //
-// The micro-batches of a rank are neighbours. Backward adds p.leaf of them up in one buffer, a leaf; a binary tree sums
-// the rank's leaves and continues over the ranks, once a step.
+// Backward adds p.leaf neighbouring micro-batches up in one buffer, a leaf. A binary tree sums the leaves of a rank and
+// continues over the ranks, once a step.
 
-// ----------------------------------------------------------------------------------------------------------
-// a step's gradient: for each micro-batch i of n, forward, gradient_begin, backward into the memory that it returns,
-// gradient_add; then gradient_end
-
-// the gradient of this rank's slices, on the device (gradient_at); its norm, and the mean loss over `targets`
+// the gradient of this rank's slices, on the device; its norm, and the mean loss over `targets`
 struct StepGradient {
     float* grads;
     double norm, loss;
     size_t targets;
 };
 
-// The levels of the subtrees that a finished leaf is added to: its sibling at each level, until the sum is a left child
-// itself. After the last leaf, if the leaves are not a power of two, also the remaining subtrees to the left.
+// The levels of the subtrees that a finished leaf is added to: its left sibling at each level until the sum has none.
+// The last leaf, if the number of leaves is not a power of two, also gets the remaining subtrees to the left.
 inline std::vector<size_t> siblings_of(int leaf, int leaves) {
     std::vector<size_t> found;
     int k = 0;
@@ -519,7 +467,7 @@ inline std::vector<size_t> siblings_of(int leaf, int leaves) {
     return found;
 }
 
-// The memory to which micro-batch i of this rank's n adds its gradient; it is 0 for the first one of a leaf.
+// The memory to which micro-batch i of this rank's n adds its gradient, zeroed at the beginning of a leaf
 inline float* gradient_begin(Parameters& p, int i, int n) {
     const int leaves = n / p.leaf;
     p.exchange.closing = i + 1 == n;
@@ -530,7 +478,7 @@ inline float* gradient_begin(Parameters& p, int i, int n) {
 
 constexpr const char* SUM_OF_GRADIENTS = "sum of the gradients";
 
-// The last gradient of block b is complete: adds it to the other leaves' sum, and starts the sum over the ranks.
+// Adds the last leaf's gradient of block b to the sum of the other leaves, and starts the sum over the ranks.
 inline void sum_block(Parameters& p, size_t b) {
     Parameters::Exchange& x = p.exchange;
     const Slice block = p.table.blocks[b], own = x.owned[b];
@@ -550,8 +498,8 @@ inline void sum_block(Parameters& p, size_t b) {
 // A backward calls this for each layer l, from the last to the first, once its gradients are complete.
 inline void layer_done(Parameters& p, int l) { if (p.exchange.closing) { sum_block(p, (size_t)l + 2); } }
 
-// Micro-batch i of this rank's n is done. Leaves are summed in a binary tree over their index: tree[k] holds the sum of
-// 2^k neighbours until its sibling is done. After the last one tree.back() has the sum over all ranks.
+// Ends micro-batch i of this rank's n. tree[k] holds the sum of 2^k neighbouring leaves until its sibling is done;
+// after the last leaf, tree.back() has the sum over all ranks.
 inline void gradient_add(Parameters& p, int i, int n) {
     if ((i + 1) % p.leaf != 0) { return; }
     float*& leaf = p.tree.back();
@@ -568,7 +516,7 @@ inline void gradient_add(Parameters& p, int i, int n) {
     std::swap(p.tree[siblings.size()], leaf);
 }
 
-// The number of targets in a step, over all micro-batches and ranks: the divisor of the sum of losses. n: this rank's
+// The number of targets in a step, on all ranks, by which the sum of losses is divided. n: this rank's tokens
 inline size_t count_targets(const int* targets, size_t n) {
     size_t counted = 0;
     for (size_t i = 0; i < n; i++) { counted += targets[i] != IGNORE_INDEX; }
@@ -577,8 +525,8 @@ inline size_t count_targets(const int* targets, size_t n) {
     return std::accumulate(all.begin(), all.end(), (size_t)0);
 }
 
-// The step's gradient, and its mean loss from the sums that loss_sum has left for each micro-batch (NAN without
-// targets). Only here the host waits for the device during a step.
+// The step's gradient, and its mean loss from the micro-batches' sums in loss_sums (NAN without targets). Only here
+// does the host wait for the device during a step.
 inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counted) {
     Parameters::Exchange& x = p.exchange;
     StepGradient g = {p.tree.back(), 0.0, NAN, counted};
@@ -611,10 +559,10 @@ inline StepGradient gradient_end(Parameters& p, int micro_batches, size_t counte
     return g;
 }
 
-// The tensor whose gradient is the first that is not finite in the order of the backward, for the message of a skipped
-// update; "" if there is none. What the backward computes after it inherits the fault: wte, its last tensor, always
-// does. It walks the table of tensors, which has the order of the forward, from the end. In attention q, k and v come
-// before the encoding, which inherits what is wrong with all of the layer's scores.
+// The tensor whose gradient is the first in the order of the backward that is not finite, for the message of a skipped
+// update; "" if all are finite. Later gradients inherit the fault: the last, wte's, always does. The table has the
+// order of the forward, so this walks it from the end. Of a layer's attention, q, k and v come before the encoding,
+// which inherits a fault of any score.
 inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     const TensorTable& table = p.table;
     const int qkvw = table.find("qkvw");
@@ -646,4 +594,43 @@ inline std::string first_bad_tensor(Parameters& p, const float* grads) {
     const FileTensor& f = p.files[file];
     const bool once = layer < 0 || layer == INT_MAX;
     return f.tensor + (once ? "" : strprintf(" of layer %d", layer)) + " (" + f.name + ")";
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// the check that all ranks have the same weights
+
+constexpr int REPLICA_BLOCKS = 256;
+
+// partial (blocks) = sum_i m_i x_i mod 2^64 over the block's i, where x_i are the bits of data[i]. All m_i are odd, so
+// every change of a single element is seen; all differ, so an exchange of two elements is likely to be seen.
+__global__ void replica_hash_kernel(unsigned long long* partial, const float* data, size_t n) {
+    const GridSpan span = grid_span(n);
+    unsigned long long sum = 0;
+    for (size_t i = span.begin; i < span.end; i += span.step) {
+        unsigned long long m = (i + 1) * 0x9e3779b97f4a7c15ull;
+        m ^= m >> 29;
+        sum += (m | 1) * (unsigned)float_to_bits(data[i]);
+    }
+    sum = block_sum(sum);
+    if (threadIdx.x == 0) { partial[blockIdx.x] = sum; }
+}
+
+// the hash of n floats on the device; the same for any number of blocks and threads
+inline uint64_t replica_hash(const float* data, size_t n, Stream stream) {
+    std::vector<unsigned long long> partial(REPLICA_BLOCKS);
+    const size_t bytes = partial.size() * sizeof(partial[0]);
+    auto device_partial = (unsigned long long*)device_malloc(bytes);
+    launch(replica_hash_kernel, Grid(REPLICA_BLOCKS, 256, 0, stream), device_partial, data, n);
+    copy_to_host(partial.data(), device_partial, bytes, stream);
+    device_free(device_partial);
+    return std::accumulate(partial.begin(), partial.end(), (uint64_t)n);
+}
+
+// An error unless all ranks have the same weights. why: the likely cause, for the message
+inline void check_replicas(Parameters& p, const char* why) {
+    if (comm().size == 1) { return; }
+    settle_weights(p);
+    const size_t words = p.table.total * sizeof(floatX) / sizeof(float);
+    const std::vector<int> differing = ranks_that_differ(replica_hash((const float*)p.weights, words, p.stream));
+    check(differing.empty(), "the parameters differ from rank 0's on rank %s: %s", option_text(differing).c_str(), why);
 }
