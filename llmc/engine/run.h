@@ -9,16 +9,17 @@
 #include "../base/host.h"
 #include "../matmul.cuh"
 #include "checkpoint.h"
+#include "config.h"
+#include "data.h"
 #include "log.h"
 #include "model.cuh"
 #include "parameters.cuh"
-#include "config.h"
 #include "schedule.h"
-#include "data.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the state of a run: all that resuming needs except the weights and moments
+// the state of a run
 
+// What resuming needs, apart from the weights and moments
 struct RunState {
     int64_t step = 0;           // the next step
     int64_t updates = 0;        // updates applied: AdamW's t, without skipped steps
@@ -28,7 +29,7 @@ struct RunState {
 
     Json to_json(const Options& options) const {
         Json flags = options_json(options);
-        flags["leaves"] = leaves;                               // which was a flag
+        flags["leaves"] = leaves;                               // among the flags, because it was one
         return {{"step", step}, {"updates", updates}, {"sample", sample}, {"guard", guard.to_json()},
                 {"options", flags}};
     }
@@ -41,24 +42,24 @@ struct RunState {
     }
 };
 
-// A run of a trainer: its flags and everything else except the model.
+// A trainer's run: everything except the model
 struct Run {
     Options o;
     Gpu gpu;
-    bool trains = false;                                        // false: a model is used or checked
+    bool trains = false;                                        // otherwise a trained model is used
     int samples = 0;                                            // in an update
     int my_samples = 0, micro_batches = 0;                      // this rank's share of them
     int texts = 1;                                              // sequences in a sample
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
     int leaf = 1;                                               // micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
-    std::string resumed, source;                                // the checkpoint to continue; where weights come from
+    std::string resumed, source;                                // the checkpoint to continue; the weights' path
     std::unique_ptr<Tokenizer> tokenizer;
     std::string data;                                           // for the banner (data_text)
     RunState state;
     Json record = Json::object();                               // of its data (data.h), if it saves
     std::unique_ptr<Log> log;
-    std::string diverged;                                       // what look() has caught before this update
+    std::string diverged;                                       // the error that look() has caught last
     std::string not_saved;                                      // why its last checkpoint is missing; "" otherwise
     int64_t first_step = 0;
     double step_seconds = 0;                                    // smoothed
@@ -67,7 +68,7 @@ struct Run {
     uint64_t sample(int i) const {
         return (o.overfit ? 0 : state.sample) + (uint64_t)(comm().rank * my_samples + i);
     }
-    // Validates, samples, ... between two updates. A result that is not finite ends the run only after the last one.
+    // Validates, samples, ... between two updates. A result that is not finite ends the run only after the last update.
     template <class Looks> void look(Looks looks) {
         diverged.clear();
         try { looks(); } catch (const Error& e) {
@@ -76,19 +77,19 @@ struct Run {
             say_once("warning: before step %lld: %s", (long long)state.step + 1, e.what());
         }
     }
-    // Whether what is done before every Nth update (0: never) and after the last one is due
+    // Whether work is due that comes before every Nth update (0: never) and after the last
     bool due(int64_t every) const { return every > 0 && (state.step >= o.steps || state.step % every == 0); }
 };
 
 // ----------------------------------------------------------------------------------------------------------
 // before the work: the task and the data
 
-// Whether --eval_lengths names windows of --val_files, and not the lengths of prompts or documents
+// Whether --eval_lengths gives lengths of windows of --val_files, not of documents
 inline bool evaluates_lengths(const Options& o) {
     return !o.eval_lengths.empty() && o.encode.empty();
 }
 
-// Records a flag's files (TokenFiles, Documents or null), the same on all ranks, for the checkpoints of a run.
+// Puts a flag's files (TokenFiles, Documents or null) into the record for checkpoints; an error if the ranks' differ
 template <class Files> void record_data(Run& r, const Files* files) {
     const bool saves = r.trains && !r.o.out.empty();
     if (files == nullptr || (!saves && comm().size == 1)) { return; }
@@ -98,11 +99,11 @@ template <class Files> void record_data(Run& r, const Files* files) {
     if (saves) { add_to_record(r.record, files->flag.substr(2), list); }
 }
 
-// Decides what this run does. uses: the flags request a use of a trained model; use_flags: their names
+// Decides between training and use, and finds the weights. uses: flags request a use of a model; use_flags: their names
 inline void begin_run(Run& r, bool uses, const char* use_flags) {
     const Phase looking("looking for a checkpoint");
     const Options& o = r.o;
-    const bool plans = o.check && comm().size == 1;             // for ranks that are not started
+    const bool plans = o.check && comm().size == 1;             // --check --ranks N starts none
     check(plans || !o.is_given("ranks") || o.ranks == comm().size, "--ranks %d: a launcher has started %d processes; "
           "leave out one of the two", o.ranks, comm().size);
     check_same_start(o);
@@ -114,7 +115,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || !o.load.empty() || o.resume, "%s need a model: --load, or --steps to train one first",
           use_flags);
-    // rank 0, for all ranks, locks and cleans --out before it chooses a checkpoint, and reads all bytes of that
+    // rank 0 locks and cleans --out, then chooses a checkpoint, of which it reads all bytes
     if (o.resume) {
         rank0_works([&] {
             if (!o.check && is_directory(o.out)) {
@@ -137,15 +138,15 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
 // ----------------------------------------------------------------------------------------------------------
 // batches and memory
 
-// Whether this is a plan for ranks that are not started, perhaps on another machine: --check --ranks N
+// --check --ranks N, a plan for ranks that are not started, perhaps on another machine
 inline bool plans_ahead(const Run& r) {
     return r.o.check && r.trains && comm().size == 1 && r.o.is_given("ranks");
 }
 inline int planned_ranks(const Run& r) { return plans_ahead(r) ? r.o.ranks : comm().size; }
 
-// The leaves of the tree that sums a step's gradient (engine/parameters.cuh): 8, or 4, 2 or 1 if 8 does not divide the
-// micro-batches. So the bits do not depend on the number of ranks, if each can have 2^k leaves; otherwise it has one. A
-// resumed run keeps its leaves.
+// The leaves of the tree that sums a step's gradient (parameters.cuh): 8, or 4, 2 or 1 if 8 does not divide the
+// micro-batches. If each rank can have 2^k of them, the bits do not depend on the number of ranks; otherwise each has
+// one. A resumed run keeps its leaves.
 inline void plan_leaves(Run& r) {
     const int ranks = planned_ranks(r), all = r.micro_batches * ranks;
     r.leaf = 1;
@@ -156,7 +157,7 @@ inline void plan_leaves(Run& r) {
         const std::string path = r.resumed + "/state.json";
         const Json saved = json_at(read_json(path), "options", path);
         const int was = saved.contains("leaves") ? (int)json_int(saved, "leaves", 0, INT32_MAX, path) : 0;
-        if (was == 0) { return; }                               // each micro-batch is one
+        if (was == 0) { return; }                               // each micro-batch is a leaf
         if (all % was == 0) { leaves = was; }                   // else the number of micro-batches has changed
     }
     const int mine = leaves / ranks;
@@ -175,7 +176,7 @@ inline void plan_batch(Run& r, int B) {
     plan_leaves(r);
 }
 
-// The bytes that parameters_allocate() will take on this rank; of what ranks share, the largest share
+// The bytes that parameters_allocate() will take on the rank with the largest share
 inline double weight_bytes(const Run& r, const Parameters& p) {
     const int ranks = r.trains ? planned_ranks(r) : 1;
     const double all = (double)p.table.total, share = (double)largest_share(p.table, ranks);
@@ -187,8 +188,8 @@ inline double weight_bytes(const Run& r, const Parameters& p) {
     return weights + 8.0 * share + 4.0 * buffers * all;
 }
 
-// Plans the largest batch that divides the samples of a step and fits into `available` bytes with everything else.
-// Returns it, or 0 if none fits. activations(B): bytes for B sequences. Smaller batches need more buffers of gradients.
+// Plans the largest batch that divides this rank's samples and fits into `available` bytes; returns it, or 0 if none
+// fits. activations(B): bytes for B sequences. (A smaller batch also needs more buffers of gradients.)
 template <class Bytes>
 int plan_largest_batch(Run& r, const Parameters& p, double available, double buffers, Bytes activations) {
     for (int B = r.my_samples; B >= 1; B--) {
@@ -201,13 +202,13 @@ int plan_largest_batch(Run& r, const Parameters& p, double available, double buf
     return 0;
 }
 
-// The bytes that this rank's weights and activations may take: without a GPU, of the memory that the ranks share
+// The bytes that this rank's weights and activations may take; without a GPU, the ranks of a machine share its memory
 inline double memory_available() {
     return (double)device_memory_available() / (ON_GPU ? 1 : comm().local_size) - (double)MATMUL_WORKSPACE;
 }
 
-// Chooses --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch fits,
-// B is 1, and report_run() refuses the run. Recomputing less takes memory but changes no bit, so it is chosen last.
+// Replaces --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch
+// fits, B is 1, and report_run() refuses the run. --recompute comes last, as it changes no bit.
 template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations) {
     const bool least = r.o.recompute < 0;
     if (least) { r.o.recompute = 1; }
@@ -222,9 +223,9 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
     r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
 }
 
-// Refuses a run that cannot fit, before any allocation. activations: bytes for o.B sequences; buffers: for any B
+// Refuses a run that cannot fit, before any allocation. Bytes: activations for o.B sequences, buffers for any B
 inline void check_memory(Run& r, const Parameters& p, double activations, double buffers) {
-    // 1 the host, which holds the tokens of a step at once: ids, targets, the masked ids, and DeviceBatch's share
+    // 1 the host, which holds all tokens of a step: ids, targets, masked ids and DeviceBatch's arrays
     const double tokens = r.trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
     const double on_host = tokens * sizeof(int) * (3.0 + (double)DeviceBatch::ints(1));
     const double host = (double)host_memory_available() / comm().local_size;
@@ -252,7 +253,7 @@ inline void check_memory(Run& r, const Parameters& p, double activations, double
 }
 
 // The batches of an update and the number of updates. config: the model's; epoch: the samples of one pass over the data
-// (0: no data). A sample is `texts` texts of T tokens; --total_batch counts the tokens of one of them.
+// (0: no data). A sample is `texts` texts of T tokens, of which --total_batch counts one.
 inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     if (o.tile_skip == "exact") { config.position.tile_skip = TileSkip::Exact; }
@@ -298,11 +299,11 @@ inline std::string data_text(const Run& r, const std::string& size, uint64_t epo
 
 inline std::string data_text(const Run& r, const TokenFiles& files) {
     uint64_t epoch = 0;
-    for (const Shard& s : files.shards) { epoch += s.windows(r.o.T); }      // files.windows() refuses none
+    for (const Shard& s : files.shards) { epoch += s.windows(r.o.T); }      // not files.windows(), which refuses 0
     return data_text(r, thousands(files.tokens) + " tokens", epoch);
 }
 
-// A note for users who ask for a schedule: with llm.c's default of --final_lr each of them is constant.
+// A note for users who ask for a schedule: with llm.c's default of --final_lr, every schedule is constant.
 inline std::string schedule_note(const Options& o) {
     if (!o.is_given("schedule") || o.schedule == "constant" || o.final_lr < 1) { return ""; }
     const char* after = o.warmup > 0 ? " after the warm-up" : "";
@@ -379,7 +380,7 @@ inline int report_check(const Run& r, const Parameters& p, const std::string& ba
     return 0;
 }
 
-// Prints a run's banner, and checks that it fits into memory. activations: bytes for o.B sequences; buffers: for any B
+// Prints a run's banner, and checks that it fits into memory. Bytes: activations for o.B sequences, buffers for any B
 inline void report_run(Run& r, const Parameters& p, const ModelConfig& config, size_t activations,
                        size_t buffers = 0) {
     const bool trains = r.trains;
@@ -462,7 +463,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     c.config = config;
     c.config["cable_version"] = VERSION;
     const char* commit = commit_of_build();
-    // cable_hf.py warns: if a kernel was changed, it computes another model
+    // for a warning of cable_hf.py: with a changed kernel, it may compute another model
     if (commit != nullptr && strstr(commit, "-dirty") != nullptr) { c.config["built_from"] = commit; }
     c.state = r.state.to_json(r.o);
     if (!r.record.empty()) { c.state["data"] = r.record; }
@@ -471,7 +472,7 @@ inline Checkpoint checkpoint_view(const Run& r, const Parameters& p, float* para
     return c;
 }
 
-// The most checkpoints that --out will hold beyond the present ones, which is while the last one is written
+// The most checkpoints that --out will hold beyond the present ones: while the last is written
 inline int64_t checkpoints_to_come(const Run& r) {
     const Options& o = r.o;
     const int64_t every = o.checkpoint_every, keep = o.keep;
@@ -521,14 +522,14 @@ inline void load_run(Run& r, Parameters& p, const Json& config) {
     r.state.guard.skip_loss_z = o.skip_loss_z;
     r.state.guard.skip_norm_z = o.skip_norm_z;
     r.first_step = r.state.step;
-    int64_t keep_before = INT64_MAX;                            // a run without training appends to the logs
+    int64_t keep_before = INT64_MAX;                            // a use appends to the logs
     if (r.trains) { keep_before = r.resumed.empty() ? -1 : r.state.step; }
     r.log = std::make_unique<Log>();
     rank0_works([&] { r.log = std::make_unique<Log>(o.out, keep_before); }, "the log");
     if (keep_before < 0) { r.log->heading = json_text(config_record(o, config.at("position"))) + "\n"; }
 }
 
-// Saves the checkpoint of step r.state.step. must: a failure is an error, otherwise training continues
+// Saves the checkpoint of step r.state.step. After a failure training continues, unless must: then it is an error.
 inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     const Phase saving_step("saving a checkpoint");
     const Options& o = r.o;
@@ -555,6 +556,7 @@ inline void save_run(Run& r, Parameters& p, const Json& config, bool must) {
     say_once("warning: %s; %s", failure.c_str(), next.c_str());
 }
 
+// Says that a signal has ended the run, and returns the exit code.
 inline int stopped_by(const Run& r, int signal) {
     const long long step = (long long)r.state.step;
     const std::string where = step >= r.o.steps ? "after the last step" : strprintf("before step %lld", step + 1);
@@ -575,19 +577,19 @@ inline int save_or_leave(Run& r, Parameters& p, const Json& config) {
     return stopped_by(r, signal);
 }
 
-// The exit code after the use of a trained model. If a signal has cut it short, the resumed run repeats it. A use whose
-// records cannot be written has failed.
+// The exit code after the use of a trained model. If a signal has cut the use short, a resumed run repeats it; if its
+// records cannot be written, it has failed.
 inline int leave_use(const Run& r) {
     const int signal = r.trains ? comm_max((int)stop_signal, "signals") : 0;
     if (signal != 0) { return stopped_by(r, signal); }
-    rank0_works([&] { if (r.not_saved.empty()) { r.log->sync(); } }, "the log");     // otherwise that is the error
+    rank0_works([&] { if (r.not_saved.empty()) { r.log->sync(); } }, "the log");     // else that is the error
     release_signals();
     if (!r.diverged.empty()) { die(EXIT_DIVERGED, "%s", r.diverged.c_str()); }
     return 0;
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// a step; its gradient and its update stand in the trainer's loop
+// a step: what the trainer's loop calls around the gradient and the update
 
 // Begins step r.state.step; --profile measures kernels from here on.
 inline StepRecord start_step(const Run& r) {
@@ -598,11 +600,11 @@ inline StepRecord start_step(const Run& r) {
     return s;
 }
 
-// Whether the update of a step is to be applied; if not, s.skipped says why.
+// Whether to apply the update of a step; if not, s.skipped says why.
 inline bool judge_step(Run& r, Parameters& p, const StepGradient& gradient, StepRecord& s) {
     s.loss = gradient.loss;
     s.norm = gradient.norm;
-    if (gradient.targets == 0) {                                // there is nothing to learn or to judge
+    if (gradient.targets == 0) {
         s.skipped = "nothing to predict in any sequence of this step";
         return false;
     }
@@ -610,14 +612,13 @@ inline bool judge_step(Run& r, Parameters& p, const StepGradient& gradient, Step
     s.loss_z = verdict.loss_z;
     s.norm_z = verdict.norm_z;
     if (!verdict.skip) { return true; }
-    // a loss that is not finite leaves no gradient that is
+    // if the loss is not finite, no gradient is
     const std::string bad = std::isfinite(s.loss) ? first_bad_tensor(p, gradient.grads) : "";
     s.skipped = verdict.reason + (bad.empty() ? "" : ", first in the gradient of " + bad);
     return false;
 }
 
-// Reports a step, whose update is done or skipped, and counts it. tokens: in the step; token_flops: see flops_per_token
-// in gpu.h
+// Reports a step, after its update or the decision to skip it, and counts it. token_flops: of a token (model.cuh)
 inline void report_step(Run& r, StepRecord& s, double tokens, double token_flops) {
     const Options& o = r.o;
     const double seconds = wall_seconds() - s.start;
@@ -647,14 +648,14 @@ inline void report_step(Run& r, StepRecord& s, double tokens, double token_flops
 // ----------------------------------------------------------------------------------------------------------
 // the program: its errors and its exit code
 
-// Prints an error and returns its code. When memory has run out, it allocates none.
+// Prints an error and returns its code, also when no memory is left.
 inline int report_error(int code, const char* message) {
     try { return comm_report(code, message); } catch (const std::bad_alloc&) {}
     fprintf(stderr, "error: %s\n", message);
     return code;
 }
 
-// The same for the exception that is being handled; -1: it is of a kind that this program never throws.
+// Reports the exception that is being handled; -1: this program never throws its kind.
 inline int report_exception() {
     char message[400];
     try {
@@ -675,8 +676,8 @@ inline int report_exception() {
     return report_error(EXIT_OUT_OF_MEMORY, message);
 }
 
-// How a process can end without returning from main(): by an exception in a destructor or in a thread of OpenMP, where
-// nothing can catch it, or by a library's exit(1), which OpenMP calls without memory. It loses no more than by a kill.
+// Reports ends that do not return from main(): an exception in a destructor or in a thread of OpenMP, which nothing can
+// catch, and a library's exit(1), which OpenMP calls without memory. They lose no more than a kill.
 inline void report_sudden_ends() {
     std::set_terminate([] {
         const int code = std::current_exception() ? report_exception() : -1;
@@ -696,9 +697,9 @@ inline int print_help(const char* program, const std::string& description, Progr
     return 0;
 }
 
-// Undoes what a process may inherit and cannot work with. If the caller has closed descriptor 0, 1 or 2, the next file
-// that is opened, a log or a rank's socket, would become the console. So each is opened, by O_PATH: reading and writing
-// it still fails. While SIGCHLD is ignored no rank can be waited for, and a blocked signal never arrives.
+// Undoes inherited settings that would break the process. If the caller has closed descriptor 0, 1 or 2, the next file,
+// a log or a rank's socket, would become the console: so they are opened, by O_PATH, and reading or writing them still
+// fails. While SIGCHLD is ignored no rank can be waited for, and a blocked signal never arrives.
 inline void begin_process() {
     for (int fd : {0, 1, 2}) { if (fcntl(fd, F_GETFD) < 0 && open("/", O_PATH) != fd) { _exit(EXIT_DEVICE); } }
     sigset_t none;
@@ -716,7 +717,7 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         signal(SIGXFSZ, SIG_IGN);               // so that `ulimit -f` causes a write error with a message
         signal(SIGPIPE, SIG_IGN);               // so that `| head` does not end the run
         Run run;
-        std::exception_ptr wrong_flags;         // an Error, which is reported once there are ranks
+        std::exception_ptr wrong_flags;         // an Error, reported once there are ranks
         try { run.o = parse_options(argc, argv, trainer); } catch (const Error&) {
             wrong_flags = std::current_exception();
         }
@@ -730,7 +731,7 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
         const int code = program(run);
         check(run.not_saved.empty(), "%s", run.not_saved.c_str());
         const bool printed = fflush(stdout) == 0 && ferror(stdout) == 0;
-        const bool trained = run.trains && !o.check;            // the result is a checkpoint, not what stdout gets
+        const bool trained = run.trains && !o.check;            // then the result is a checkpoint, not stdout
         check(printed || trained, "cannot write to stdout");
         return comm_finish(code);
     } catch (const std::exception&) {
@@ -740,7 +741,7 @@ template <class Main> int run_on_ranks(Main program, Program trainer, int argc, 
     }
 }
 
-// Most of a trainer's main(). What comes first is for a process of its own: a test calls run_on_ranks.
+// Most of a trainer's main(). Tests call run_on_ranks: the first two calls would change their process.
 template <class Main> int run_program(Main program, Program trainer, int argc, char** argv) {
     begin_process();
     report_sudden_ends();

@@ -1,19 +1,18 @@
-// engine/schedule.h -- how far each step goes: its learning rate, the guard that skips an update if it is not finite
-// or, with --skip_loss_z or --skip_norm_z, a spike.
+// engine/schedule.h -- how far each step goes: by its learning rate, or nowhere if the guard skips the update.
 #pragma once
 
 #include "../base/math.h"
 #include "json.h"
 
 // ----------------------------------------------------------------------------------------------------------
-// the learning rate is a pure function of the step, so that a resumed run needs no state to continue.
+// the learning rate, a pure function of the step, so that a resumed run needs no state
 //
 //   warm-up:  lr * (step + 1) / warmup         while step < warmup
-//   after it: min + f(x) * (lr - min)          min = final_lr * lr, x in [0, 1] the part of the decay already done
+//   after it: min + f(x) * (lr - min)          min = final_lr * lr, x in [0, 1] the fraction of the decay completed
 //     constant  f = 1                          cosine  f = (1 + cos(pi x)) / 2
 //     linear    f = 1 - x                      wsd     f = 1 - sqrt(x) over the last 20 % of the steps, 1 before
-// As in llm.c, except that a constant schedule with --warmup warms up, too (no flag is silently ignored), and that wsd
-// with a warm-up beyond 80 % of the steps decays from the peak at its end, where llm.c drops to 1 - sqrt(x) at once.
+// As in llm.c, with two exceptions: a constant schedule obeys --warmup, too; and after a warm-up of over 80 % of the
+// steps, wsd decays from the peak, where llm.c drops to 1 - sqrt(x) at once.
 
 // `steps` is the length of the run, `final_lr` a fraction of the peak `lr`; steps count from 0.
 inline double learning_rate(const std::string& schedule, double lr, int64_t warmup, int64_t steps, double final_lr,
@@ -22,7 +21,7 @@ inline double learning_rate(const std::string& schedule, double lr, int64_t warm
           "--schedule: expected one of cosine|linear|constant|wsd, got '%s'", schedule.c_str());
     if (step < warmup) { return lr * (double)(step + 1) / (double)warmup; }
     const int64_t start = schedule == "wsd" ? std::max(warmup, (int64_t)(0.8 * (double)steps)) : warmup;
-    // If the run ends within its warm-up there is no decay; after its end the last value stays.
+    // A run that ends within its warm-up has no decay; after the run's end the last value stays.
     double x = 0.0, f = 1.0;
     if (step >= start) { x = step < steps ? (double)(step - start) / (double)(steps - start) : 1.0; }
     if (schedule == "cosine") { f = 0.5 * (1.0 + portable_cos(3.14159265358979323846 * x)); }
@@ -37,19 +36,18 @@ inline double learning_rate(const std::string& schedule, double lr, int64_t warm
 //
 // A value's z-score is its distance, in standard deviations, from the mean of the 128 accepted values before it (nan
 // until there are 128). llm.c includes the value itself in the window, which bounds z by sqrt(127) = 11.3; here z has
-// no bound. Only accepted steps enter the window, so neither a NaN nor a spike can widen it. Nor can it lock up. A
-// skipped update does not change the parameters, so spike after spike on fresh data means that the level has moved and
-// the window is out of date: after LEVEL_SHIFT_STEPS of them in a row it starts again, empty. Every rank must pass the
-// same two numbers, reduced over all ranks, so that all decide the same.
+// no bound. Only accepted values enter the window, so neither a NaN nor a spike can widen it. A skipped update does not
+// change the parameters, so repeated spikes on fresh data mean that the level has moved: after LEVEL_SHIFT_STEPS in a
+// row the window starts again, empty. The two numbers must be the same on every rank, so that all decide the same.
 
 const int GUARD_WINDOW = 128;
-const int LEVEL_SHIFT_STEPS = 8; // this many spikes in a row are a new level
+const int LEVEL_SHIFT_STEPS = 8; // spikes in a row that are a new level
 const int MAX_BAD_STEPS = 20;    // skipped updates in a row that end the run
 
 // The last 128 accepted values of one quantity.
 struct GuardWindow {
     std::vector<double> values;
-    int next = 0; // the oldest value, overwritten next, once the window is full
+    int next = 0; // of a full window: the oldest value, overwritten next
 
     // Summed from the beginning each time, in a fixed order: 128 additions cost nothing, and a running sum would drift.
     double z(double x) const {
@@ -57,7 +55,7 @@ struct GuardWindow {
         double mean = 0, variance = 0;
         for (double v : values) { mean += v / GUARD_WINDOW; }
         for (double v : values) { variance += (v - mean) * (v - mean) / GUARD_WINDOW; }
-        // At least float32's rounding: after a window of equal values, a change in the last digit would be a spike.
+        // At least float32's rounding: otherwise, after equal values, a change in the last digit would be a spike.
         const double deviation = std::max(std::sqrt(variance), 1e-6 * std::fabs(mean));
         return deviation > 0 ? (x - mean) / deviation : 0.0;
     }
@@ -96,7 +94,7 @@ struct Guard {
     int64_t level_shifts = 0;
     int bad_in_a_row = 0, spikes_in_a_row = 0;
 
-    // Call once a step, after backward and before the update. If the result has `skip`, do not apply the update.
+    // Called once a step, after backward and before the update
     Verdict judge(double step_loss, double step_norm) {
         Verdict v;
         const auto skip = [&](int64_t& count, const std::string& reason) {
@@ -135,12 +133,12 @@ struct Guard {
 
     bool diverged() const { return bad_in_a_row >= MAX_BAD_STEPS; }         // then stop with EXIT_DIVERGED
 
-    // JSON keeps every bit of a double: it writes enough digits. No value here can be NaN.
+    // JSON's numbers have enough digits for every bit of a double. No value here can be NaN.
     Json to_json() const {
         return {{"loss", loss.to_json()}, {"norm", norm.to_json()}, {"non_finite", non_finite}, {"spikes", spikes},
                 {"level_shifts", level_shifts}, {"bad_in_a_row", bad_in_a_row}, {"spikes_in_a_row", spikes_in_a_row}};
     }
-    // Everything but the limits, which belong to the flags.
+    // Everything except the limits, which are flags
     void from_json(const Json& j, const std::string& what) {
         loss = GuardWindow::from_json(json_at(j, "loss", what), what + ": loss");
         norm = GuardWindow::from_json(json_at(j, "norm", what), what + ": norm");
