@@ -1,15 +1,15 @@
-// engine/flags.h -- the trainers' flags: their only list, with a row for each. From it follow the fields of Options,
-// the parser, --help, the copy in a checkpoint with which a resumed run is compared, the flags' lines of the banner.
+// engine/flags.h -- the trainers' flags, in one table. From its rows follow the fields of Options, the parser, --help,
+// the copy in a checkpoint that --resume compares, the flags' lines of the banner.
 //
-// Parsing is strict, because ignoring a mistyped flag costs a run: names and numbers must match completely, ranges are
-// checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, and refused otherwise.
+// Parsing is strict, as an ignored flag that was mistyped costs a run: names and numbers must match completely, ranges
+// are checked, and no flag may come twice. llm.c's letters are aliases if they mean the same, otherwise refused.
 #pragma once
 
 #include "../base/common.h"
 #include "json.h"
 
-// SAME: the flag decides what is computed, so a resumed run must have the value of the run that wrote the checkpoint,
-// unless --allow_change names it. FREE: it decides only speed, output, or the work after training.
+// SAME: the flag decides what is computed, so a resumed run must keep its value, unless --allow_change names it. FREE:
+// it decides only speed, output, or the work after training.
 enum OnResume { FREE, SAME };
 
 // Which trainers have a flag; the other one refuses it.
@@ -17,8 +17,8 @@ enum Program { GPT2_FLAG = 1, BERT_FLAG = 2, BOTH = 3 };
 
 constexpr int MOST_WINDOW = 1 << 30;
 
-// X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value when it is a switch.
-// Validation and samples are rare by default: in one pass over tiny Shakespeare, 74 steps, below 5 % of the time.
+// X(type, name, alias, default, range, on resume, help); a bool takes 0 or 1, or no value if it is a switch.
+// Validation and samples are rare by default: less than 5 % of the time of a pass over tiny Shakespeare.
 #define OPTIONS(X, GROUP) \
     GROUP("Data", BOTH) \
     X(Text, train_files, "-i", "data/tinyshakespeare/tiny_shakespeare_train.bin", any(), SAME, \
@@ -160,7 +160,7 @@ const NoOpFlag no_op_flags[] = {
     {"-lg", -1, INT_MAX, "no device statistics are printed"},
 };
 
-// Names that other programs give to flags of this one, and the flag
+// Other programs' names of flags, and the flag here
 const char* const other_names[][2] = {
     {"--learning_rate", "--lr"}, {"--epochs", "--steps -1, one pass over the data"}, {"--batch_size", "--B"},
     {"--block_size", "--T"}, {"--seq_length", "--T"}, {"--max_steps", "--steps"},
@@ -172,8 +172,8 @@ struct Options {
     OPTIONS(X, GROUP)
 #undef X
 #undef GROUP
-    Names given; // the flags of the command line, by long name
-    Names notes; // the start banner's notices
+    Names given;                        // the flags of the command line, by long name
+    Names notes;                        // for the start banner
     Program program = GPT2_FLAG;
 
     Options(Program program = GPT2_FLAG) : program(program) { if (program == BERT_FLAG) { T = 512; } }
@@ -257,7 +257,7 @@ inline bool is_model_descriptor(const std::string& s) {
     return s.size() > d + 1 && s[d] == 'd' && s.find_first_not_of("0123456789", d + 1) == std::string::npos;
 }
 
-// Accepts one of no_op_flags and its value (null: none); false if `flag` is not one of them, or -h without 0 or 1.
+// Accepts a flag of no_op_flags with its value (null: none); false for any other flag, and for -h without 0 or 1.
 inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     for (const NoOpFlag& f : no_op_flags) {
         if (flag != f.name) { continue; }
@@ -275,7 +275,7 @@ inline bool take_no_op(Options& o, const std::string& flag, const char* value) {
     return false;
 }
 
-// Every flag and its value, for state.json.
+// Every flag and its value, for state.json
 inline Json options_json(const Options& o) {
     Json j = Json::object();
     for_each_option(o, [&](const OptionRow& row, const auto& value) {
@@ -294,8 +294,8 @@ inline std::string json_words(const Json& value) {
     return s;
 }
 
-// j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}; the command line wins over it. log.jsonl's config
-// record of an earlier run has other keys, too, and perhaps flags that this trainer does not have: a note names them.
+// j: the contents of --config's file, {"flags": {"lr": 0.001, ...}}, over which the command line wins. An earlier run's
+// record in log.jsonl has other keys, too; a note names its flags that this trainer does not have.
 inline void take_config(Options& o, const Json& j, const std::string& path) {
     const Json defaults = options_json(Options(o.program));
     const Names known = {"kind", "commit", "time", "encoding", "flags"};
@@ -325,7 +325,7 @@ inline void take_config(Options& o, const Json& j, const std::string& path) {
     if (!unknown.empty()) { o.notes.push_back("--config: this trainer has no flags " + unknown); }
 }
 
-// The command line as Options, or an Error that names the flag. Stops at --help, even if the rest of the line is wrong.
+// The command line as Options, or an Error that names the flag. Stops at --help, even if the line is wrong after it.
 inline Options parse_options(int argc, const char* const* argv, Program program = GPT2_FLAG) {
     const Phase reading("reading the flags");
     Options o(program);
@@ -364,9 +364,9 @@ inline Options parse_options(int argc, const char* const* argv, Program program 
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// showing them
+// --help and the banner
 
-// The text of --help; `description` has the program's purpose, its sizes and examples.
+// The text of --help. description: the program's purpose, sizes and examples
 inline std::string help_text(const std::string& name, const std::string& description, Program program = GPT2_FLAG) {
     std::string s = "usage: " + name + " [--flag value]...\n" + description;
     std::string group;
@@ -409,7 +409,7 @@ inline std::string banner_line(const char* label, const Names& pieces) {
 
 using Facts = std::vector<std::pair<std::string, std::string>>;     // keys and their values
 
-// "lr 0.001, not 0.003": the first fact that is not what it was, or "". The same keys stand at the same places.
+// "lr 0.001, not 0.003": the first fact that differs; "": none. Both lists have the same keys in the same order.
 inline std::string first_difference(const Facts& now, const Facts& was) {
     const auto value = [](const Facts& facts, size_t i) {
         return i < facts.size() && !facts[i].second.empty() ? printable(facts[i].second, 250) : "absent";
@@ -421,9 +421,9 @@ inline std::string first_difference(const Facts& now, const Facts& was) {
     return "";
 }
 
-// Dies unless every flag marked SAME has the value in `saved`, the options_json of the run that wrote the checkpoint,
-// or is named by --allow_change. A flag that the checkpoint does not know must have its default. Call this, and save
-// options, after -1 has been replaced by the number that it stands for: a total batch of B*T changes with B.
+// Dies unless every SAME flag has its value in `saved`, the options_json of the run that wrote the checkpoint (if it is
+// absent there, its default), or is named by --allow_change. Call this, and save options, after each -1 has been
+// replaced by the number that it stands for: a total batch of B*T changes with B.
 inline void check_resumed_options(const Options& now, const Json& saved, const std::string& what) {
     // through JSON text, as the saved flags: a path that is not UTF-8 then has U+FFFD in both
     const Json current = parse_json(json_text(options_json(now)), "flags");

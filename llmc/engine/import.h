@@ -1,7 +1,7 @@
 // engine/import.h -- initial weights from elsewhere: a Hugging Face GPT-2 or BERT (a directory, .safetensors, or
 // several with their index), llm.c's model .bin (version 3 float32, version 5 bf16), or one of our checkpoints.
 //
-// A source becomes a list of named tensors, each with a reader. Names are compared without the prefixes "transformer."
+// A source becomes a list of named tensors with their readers. Names are compared without the prefixes "transformer."
 // and "bert.". Everything is validated before the first parameter changes.
 #pragma once
 
@@ -16,7 +16,7 @@
 struct SourceTensor {
     std::string name;           // as strip_prefix() has it: "h.0.attn.c_attn.weight"
     Shape shape;                // in the file
-    bool internal_layout;       // matrices are (out,in), as ours; otherwise as FileTensor says
+    bool internal_layout;       // matrices are (out,in), as ours; otherwise see FileTensor
     ReadElements read;          // converts to float32
 };
 
@@ -67,7 +67,7 @@ struct LlmcModel {
               version, L, NH, C, Vp, max_T, (size_t)file.size);
     }
 
-    // The tensors under Hugging Face's names. Their readers refer to this object, which must outlive them.
+    // The tensors under Hugging Face's names; this object must outlive their readers.
     std::vector<SourceTensor> tensors() const {
         std::vector<SourceTensor> list;
         size_t at = 0;                              // where the tensor begins, in elements
@@ -111,15 +111,15 @@ private:
 
 using SafetensorsFiles = std::map<std::string, std::unique_ptr<Safetensors>>;       // by name
 struct WeightSource {
-    std::string path;                           // the file that holds the tensors, or the index of several
-    SafetensorsFiles safetensors;               // these, or
-    std::unique_ptr<LlmcModel> bin;             // this
+    std::string path;                           // the file, or the index of several
+    SafetensorsFiles safetensors;               // either these
+    std::unique_ptr<LlmcModel> bin;             // or this
 };
 
 constexpr const char *WEIGHTS_FILE = "model.safetensors", *INDEX_FILE = "model.safetensors.index.json";
 constexpr size_t MAX_SHARDS = 512;              // each is an open file
 
-// The files of a model that is split. Every tensor is in the file that the index names, and in no other:
+// The files of a split model. Every tensor is in the file that the index names, and in no other:
 // {"metadata": {...}, "weight_map": {"wte.weight": "model-00001-of-00002.safetensors", ...}}
 inline SafetensorsFiles open_shards(const std::string& index) {
     const char* p = index.c_str();
@@ -158,8 +158,8 @@ inline SafetensorsFiles open_shards(const std::string& index) {
     return files;
 }
 
-// The source that --load names: the newest good checkpoint if `path` is the --out directory of a run, otherwise `path`.
-// If the run has deleted that checkpoint in the meantime, the newest one is taken instead.
+// The source that --load names: the newest good checkpoint of a run if `path` is its --out, otherwise `path`. If the
+// run has deleted a checkpoint that an earlier call found, the newest takes its place.
 inline std::string find_weights(const std::string& path) {
     static std::set<std::string> found;
     refuse_hub_name(path);
@@ -170,7 +170,7 @@ inline std::string find_weights(const std::string& path) {
     return *found.insert(find_checkpoint(run)).first;
 }
 
-// Opens what find_weights() has found. verify: compare a checkpoint of ours with its manifest.
+// Opens a path from find_weights(). verify: compares a checkpoint of ours with its manifest
 inline WeightSource open_found(const std::string& dir, bool verify) {
     WeightSource s;
     s.path = dir;
@@ -181,7 +181,7 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
                   " by python3 -c \"from transformers import AutoModelForPreTraining as M; M.from_pretrained('%s')."
                   "save_pretrained('%s')\"", dir.c_str(), name, dir.c_str(), dir.c_str());
         }
-        for (const std::string& name : whole || split ? Names() : list_directory(dir)) {       // as nanoGPT's ckpt.pt
+        for (const std::string& name : whole || split ? Names() : list_directory(dir)) {       // nanoGPT's ckpt.pt
             const bool other = ends_with(name, ".pt") || ends_with(name, ".pth") || ends_with(name, ".gguf");
             if (other && !is_directory(dir + "/" + name)) { refuse_stand_in(dir + "/" + name); }
         }
@@ -194,7 +194,7 @@ inline WeightSource open_found(const std::string& dir, bool verify) {
     } else if (verify) {
         verify_weights_file(s.path);
     }
-    // a file is recognized by its name: every other one must be llm.c's
+    // any other name must be of a file of llm.c's
     if (ends_with(s.path, ".safetensors")) {
         s.safetensors[s.path] = std::make_unique<Safetensors>(s.path);
     } else if (ends_with(s.path, ".safetensors.index.json")) {
@@ -212,7 +212,7 @@ inline WeightSource open_weights(const std::string& path, bool verify) {
         try {
             return open_found(found, verify);
         } catch (const Error&) {
-            if (path_exists(found) || tries == 10) { throw; }       // otherwise it was deleted in the meantime
+            if (path_exists(found) || tries == 10) { throw; }       // else its run has deleted it in the meantime
         }
     }
 }
@@ -239,13 +239,13 @@ inline std::vector<SourceTensor>::iterator find_tensor(std::vector<SourceTensor>
     return std::find_if(list.begin(), list.end(), [&](const SourceTensor& t) { return t.name == name; });
 }
 
-// Tensors of an output layer, each with the tensor of the same model that it repeats
+// Tensors of an output layer, each with the tensor that it repeats
 const std::map<std::string, std::string> TIED = {
     {"lm_head.weight", "wte.weight"}, {"cls.predictions.decoder.weight", "embeddings.word_embeddings.weight"},
     {"cls.predictions.decoder.bias", "cls.predictions.bias"}};
 
-// Removes tensors from the list that are tied to another one in it; an error if the two differ, as in another model.
-// If only the repetition is there, it gets the name of the tensor that it repeats.
+// Removes repetitions of tensors from the list; an error if the two differ, as in another model. A repetition without
+// its tensor gets the tensor's name.
 inline void drop_tied(std::vector<SourceTensor>& list, const std::string& path) {
     for (const auto& [name, of] : TIED) {
         const auto head = find_tensor(list, name), kept = find_tensor(list, of);
@@ -301,8 +301,8 @@ inline std::string name_list(const std::vector<std::string>& names) {
     return names.size() <= 4 ? s : s + strprintf(" and %zu more", names.size() - 4);
 }
 
-// The weights at `path` for a model with these tensors. Tensors in `optional`, the encoding's, may be missing and then
-// keep their initial values; learned positions are dropped if the model has another encoding. Both are reported.
+// The weights at `path` for a model with these tensors. Tensors in `optional` may be missing and then keep their
+// initial values; learned positions are dropped if the model has another encoding. Both are reported.
 struct WeightReader {
     struct Found { std::string name; FileView view; ReadElements read; };       // view.transposed: as the source has it
     WeightSource source;
@@ -315,14 +315,14 @@ struct WeightReader {
         const char* p = source.path.c_str();
         std::vector<SourceTensor> tensors = source_tensors(source);
         std::vector<std::string> kept, missing, unknown;
-        // 1 find each tensor of the model in the source; what is found is removed from `tensors`
+        // 1 find each tensor of the model in the source, and remove it from `tensors`
         for (const FileTensor& f : files) {
             const std::string name = strip_prefix(f.name);
             const auto t = find_tensor(tensors, name);
             if (t == tensors.end()) {
                 const auto same = [&](const FileTensor& o) { return o.name == f.name; };
                 const bool may = std::any_of(optional.begin(), optional.end(), same);
-                (may ? kept : missing).push_back(f.name);       // only the encoding's may be missing
+                (may ? kept : missing).push_back(f.name);
                 continue;
             }
             FileView view = file_view(table, f);
@@ -330,10 +330,10 @@ struct WeightReader {
             check(t->shape == view.shape(), "%s: %s: expected shape %s, got %s", p, name.c_str(),
                   shape_text(view.shape()).c_str(), shape_text(t->shape).c_str());
             found.push_back({f.name, view, t->read});
-            tensors.erase(t);                           // the remaining ones are unknown
+            tensors.erase(t);
         }
         check(missing.empty(), "%s: lacks %s", p, name_list(missing).c_str());
-        // 2 the remaining tensors must be known to be superfluous
+        // 2 of the remaining tensors, only learned positions may be left out
         for (const SourceTensor& t : tensors) {
             if (t.name == "wpe.weight" || t.name == "embeddings.position_embeddings.weight") {
                 say("%s: its learned positions (wpe) are not used, as the model has another encoding; --pos learned "
@@ -346,14 +346,14 @@ struct WeightReader {
         if (!kept.empty()) { say("%s: lacks %s; they keep their initial values", p, name_list(kept).c_str()); }
         complete = kept.empty();
     }
-    // data (part), on the device: the parameters of a part of the layout; it contains whole layers of each tensor
+    // data (part), on the device: the parameters of a part of the layout, which contains whole layers of each tensor
     void read(float* data, Slice part) const {
         for (const Found& f : found) { load_view(data, part, f.view, f.read, source.path, f.name); }
     }
 };
 
-// The shape of the model that WeightReader will fill: config.json of a checkpoint or Hugging Face directory (or
-// beside a .safetensors file), or the same keys from the header of a .bin.
+// The config.json of the weights at `path`: from a directory, from beside a .safetensors file, or made from the header
+// of a .bin.
 inline Json read_config(const std::string& path, const ConfigKeys& keys = GPT2_KEYS) {
     const WeightSource source = open_weights(path, false);
     if (source.bin) {                               // llm.c's, whose header has the shape

@@ -1,7 +1,6 @@
-// engine/launch.h -- who starts the ranks: a launcher, which sets environment variables, or --ranks N, with which the
-// program forks the ranks on this machine and the parent process watches them.
+// engine/launch.h -- who starts the ranks: a launcher, which sets environment variables, or the program by --ranks N.
 //
-// A launcher that is recognized but cannot work is refused, with the line to type. Otherwise each of its processes
+// A launcher that is recognized but cannot connect its processes is refused, with the line to type. Otherwise each
 // would train on all of the data, and all would write to the same --out.
 #pragma once
 
@@ -17,28 +16,28 @@
 #include "../base/common.h"
 #include "../base/host.h"
 
-// by: "mpirun" also stands for srun with PMI; empty if there is no launcher
+// by: "": no launcher; "mpirun" also stands for srun --mpi=pmi2
 struct Launch {
     const char* by = "";
     int rank = 0, size = 1;
     bool mpi = false;                       // the launcher has prepared MPI_Init
-    std::vector<int> sockets;               // of --ranks N: to each of the other ranks
+    std::vector<int> sockets;               // of --ranks N: to each other rank
 };
 
-// The variables of the launchers, in order of precedence: under mpirun inside a batch job, and torchrun as the only
-// task of a node, the variables of Slurm are set, too. A launcher is recognized by its size, and also by its rank if
-// other programs set the size as well. Only MPI connects what a launcher starts; the last two are refused.
+// The launchers' variables, in order of precedence: mpirun in a batch job, and torchrun as the only task of a node, see
+// Slurm's variables, too. A launcher is recognized by its size, and, if other programs also set that, by its rank. Only
+// MPI connects the processes of a launcher; the last two are refused.
 struct LauncherRow { const char *by, *size, *rank; bool rank_needed, mpi; };
 constexpr LauncherRow LAUNCHERS[] = {
     {"mpirun", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", false, true},
     {"mpirun", "PMI_SIZE", "PMI_RANK", false, true},                    // of MPICH; and srun --mpi=pmi2
     {"srun --mpi=pmix", "SLURM_STEP_NUM_TASKS", "PMIX_RANK", true, true},
-    {"torchrun (WORLD_SIZE, RANK)", "WORLD_SIZE", "RANK", true, false},         // and pods of Kubernetes
+    {"torchrun (WORLD_SIZE, RANK)", "WORLD_SIZE", "RANK", true, false},         // also in Kubernetes
     {"srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", true, false},
 };
 
-// get(name): the value of an environment variable, or null. Dies if a variable is set to something else than a number:
-// a rank that does not know its size would train alone.
+// get(name): the value of an environment variable, or null. Dies if it is not a number: a rank that does not know the
+// number of ranks would train alone.
 template <class Get> Launch find_launch(Get get) {
     const auto number = [&](const char* name, int lowest, int otherwise) {
         const char* text = get(name);
@@ -60,9 +59,9 @@ inline Launch find_launch() {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// lines to type
+// refused launchers, and the lines to type instead
 
-// quoted for a shell
+// A command line, quoted for a shell
 inline std::string shell_line(const Names& words) {
     std::string s;
     for (const std::string& w : words) {
@@ -80,7 +79,7 @@ inline std::string shell_line(const Names& words) {
 
 // Why the processes of this launcher cannot form one run, and what to type instead
 inline std::string launch_refusal(const Launch& l, Names program) {
-    for (size_t i = 1; i + 1 < program.size(); i++) {       // a task of each node would start --gpus 8
+    for (size_t i = 1; i + 1 < program.size(); i++) {       // else each task would start its own
         if (program[i] != "--ranks" && program[i] != "--gpus") { continue; }
         program.erase(program.begin() + (ptrdiff_t)i, program.begin() + (ptrdiff_t)i + 2);
     }
@@ -105,10 +104,10 @@ inline std::string launch_refusal(const Launch& l, Names program) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// --ranks N
+// --ranks N: the program forks the ranks on this machine, and the parent process watches them
 
-constexpr double GRACE_PERIOD = 3;          // seconds between the failure of a rank and SIGKILL for the rest
-constexpr int CROWD = 8;                    // ranks on a core, at the most
+constexpr double GRACE_PERIOD = 3;          // seconds between the failure of a rank and SIGKILL for the others
+constexpr int CROWD = 8;                    // the most ranks on a core
 constexpr double LEAST_RANK = 64e6;         // bytes of memory that the smallest rank takes
 
 // Why n ranks cannot be started here, "" if they can. crowded: the user allows several ranks per core
@@ -135,8 +134,8 @@ inline void become_rank(pid_t parent, const sigset_t& signals) {
     sigprocmask(SIG_SETMASK, &signals, nullptr);
 }
 
-// Waits until all ranks have ended. Returns the exit code of the first that failed, or 128 + number if a signal ended
-// one, even if another rank has failed first because it missed that one. Passes on the signals that end a run.
+// Waits until all ranks have ended, and passes on the signals that end a run. Returns the exit code of the first rank
+// that failed; but if a signal ended a rank, 128 + its number, because others may fail first when they miss that rank.
 inline int watch_ranks(std::vector<pid_t> ranks, const sigset_t& awaited) {
     int code = 0;
     double failed = 0;                      // the time of the first failure
@@ -187,7 +186,7 @@ using SocketPairs = std::vector<std::vector<int>>;
 inline SocketPairs socket_pairs(int n) {
     rlimit files = {};
     if (getrlimit(RLIMIT_NOFILE, &files) == 0) {
-        files.rlim_cur = files.rlim_max;        // this process has n (n - 1) ends open until all ranks are forked
+        files.rlim_cur = files.rlim_max;        // n (n - 1) ends are open until all ranks are forked
         setrlimit(RLIMIT_NOFILE, &files);
     }
     SocketPairs ends((size_t)n, std::vector<int>((size_t)n, -1));
@@ -203,7 +202,7 @@ inline SocketPairs socket_pairs(int n) {
     }
     return ends;
 }
-// Closes all ends but rank r's (-1: all), so that every rank sees when another one has ended.
+// Closes all ends except rank r's (-1: all), so that every rank sees when another has ended.
 inline void close_ends(const SocketPairs& ends, int r) {
     for (int rank = 0; rank < (int)ends.size(); rank++) {
         for (int fd : ends[(size_t)rank]) { if (rank != r && fd >= 0) { close(fd); } }

@@ -1,5 +1,4 @@
-// engine/model.cuh -- what the trainers' models share beside parameters: the tokens of a batch, the activations of one
-// shape.
+// engine/model.cuh -- the activations of one shape and the tokens of a batch, for the models of both trainers.
 #pragma once
 
 #include <functional>
@@ -14,8 +13,7 @@
 // the tokens of a batch
 
 // Copies the tokens of micro-batches to the device. Each micro-batch of a step has its own slot of pinned memory, so
-// that the host runs ahead of the device; a slot may be filled again once the host has waited for the stream, at the
-// end of the step.
+// that the host runs ahead of the device; the slots are free again at the end of the step, when the host has waited.
 struct DeviceBatch {
     size_t N = 0;                                           // capacity in tokens
     int *tokens = nullptr, *targets = nullptr;              // on the device: (N) each
@@ -51,7 +49,7 @@ struct DeviceBatch {
         copy(tokens, slot, host_tokens, n, stream);
         if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
     }
-    // Sorts the loaded rows by token, for the end of the backward: by then the device is far behind the host
+    // Sorts the loaded rows by token, for the end of the backward: late, while the device is busy with the layers
     const EmbeddingRows& by_token(Stream stream) {
         const auto [slot, n] = loaded;
         EmbeddingPlan built;
@@ -62,9 +60,8 @@ struct DeviceBatch {
         plan.count(built);
         return plan;
     }
-    // Copies the indices of those among the `of` loaded rows that have a target, and their targets, and the lengths of
-    // the B sequences (null: all full). The device gets `picks` indices: the last ones have no target, so that matrix
-    // products have few different sizes.
+    // Copies the indices and targets of the rows, of `of` loaded ones, that have a target, and the lengths of the B
+    // sequences (null: all full). Rows without a target pad them to `picks`, so that products have few different sizes.
     size_t picks = 0;
     void pick(size_t slot, std::vector<int> host_picked, std::vector<int> host_targets, size_t of,
               const int* host_lengths, size_t B, Stream stream) {
@@ -97,17 +94,17 @@ constexpr int PIECE = 2048;
 // Elements of logits in memory at a time. A GPU needs long products.
 constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u + 32u * ON_GPU : 32u) << 20;
 
-// A row of logits in float32 takes this many rows of floatX.
+// The rows of floatX that a row of float32 takes
 constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
-// The rows of a buffer for the logits of N tokens. Training holds them as floatX; evaluation, even between two steps of
-// training, uses the same memory for FLOAT_ROWS times fewer rows of float32. processors: of the GPU
+// The rows, of floatX, of a buffer for the logits of N tokens. Evaluation, even between two steps of training, uses the
+// buffer for FLOAT_ROWS times fewer rows of float32. processors: of the GPU
 inline size_t logit_rows(size_t N, size_t Vp, size_t C, Purpose purpose, int processors = device_processors()) {
     const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
     const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));
     // A CPU keeps the order of its sums.
     if (PACK == 1 || wanted <= most || most < 128) { return most; }
     // A GPU gets equal parts, in whole tiles of its products, 128 x 256. The gradient (rows,C) of the hidden states has
-    // the fewest tiles: as many as there are processors, or a multiple of them, if that many fit.
+    // the fewest tiles: a multiple of the processors, if that many fit.
     const size_t across = ceil_div(C, (size_t)256);
     const size_t turns = most / 128 * across / (size_t)processors;      // of all processors
     const size_t fits = turns * (size_t)processors / across;            // in a column of tiles
@@ -115,7 +112,7 @@ inline size_t logit_rows(size_t N, size_t Vp, size_t C, Purpose purpose, int pro
     return round_up(ceil_div(wanted, ceil_div(wanted, down * 128)), (size_t)128);
 }
 
-// What an encoding is told of a model whose arrays over time are (B,NH,stride)
+// The shape of a model for its encodings, with arrays over time of (B,NH,stride)
 template <class Config>
 PositionShape position_shape(const Config& c, int B, int stride, bool decodes = false) {
     return {c.L, c.NH, c.C / c.NH, B, stride, Config::causal, decodes};
@@ -127,7 +124,7 @@ template <class Pointers> struct ActivationsOf {
     int piece = 0;                                          // tokens of a sequence that one forward takes: T, or fewer
     Purpose purpose = Purpose::Train;
     int forgotten = 0;                                      // see PositionView
-    size_t lost = 0;                                        // bytes of keys that are not in memory at the same time
+    size_t lost = 0;                                        // bytes of forgotten keys, not in memory
     int chunk = 0;                                          // rows of logits held at once, as floatX
     TensorTable table, position_table;
     std::vector<PositionPart> position_parts;               // the encodings' places in position_table
@@ -136,12 +133,12 @@ template <class Pointers> struct ActivationsOf {
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
     const int* documents = nullptr;                         // (B,T): begin of each token's document
-    // Looks at each layer after its attention (lab/dump.h, lab/evaluate.h): the layer, its qkv, lse and B; and the
-    // lengths of the B windows, on the host
+    // Called for each layer after its attention (lab/dump.h, lab/evaluate.h), with the layer, its qkv, lse and B; and
+    // the lengths of the B windows, on the host
     std::function<void(int, const PositionView&, const floatX*, const float*, int)> watch;
     const int* watched_lengths = nullptr;
 
-    // tokens: that one forward takes; 0: all, but of pieces PIECE
+    // tokens: of a forward; 0: all, or PIECE if the purpose is Pieces
     void set_shape(int batch, int length, Purpose use, int tokens = 0) {
         B = batch;
         T = length;
@@ -149,11 +146,11 @@ template <class Pointers> struct ActivationsOf {
         piece = reserved() ? imin(T, PIECE) : T;
         if (tokens > 0) { piece = tokens; }
     }
-    // Whether they are in memory only where something has been written
+    // Whether memory backs them only where they are written
     bool reserved() const { return purpose == Purpose::Pieces; }
     // Whether attention_decode runs over them
     bool decodes() const { return purpose == Purpose::Generate; }
-    // The tokens of a sequence that the arrays over time have room for, in a forward of n: later ones may continue it
+    // The room of arrays over time in a forward of n tokens, which later ones may continue
     int stride(int n) const { return reserved() || decodes() ? T : n; }
     size_t bytes() const {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
@@ -236,8 +233,8 @@ template <class T> void check_finite(const std::string& what, const T* x, size_t
         what.c_str(), (double)*bad);
 }
 
-// Operations per token of training, for the MFU. A layer's products have C * (OC + 9 C) weights: qkv OC C, the mixing
-// of the heads C C, the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.
+// Operations per token of training, for the MFU. The weights of a layer's products: qkv OC C, attention's output C C,
+// the MLP 8 C C. GPT-2's head has C V; BERT's, which only masked tokens reach, is not counted.
 template <class Model> double token_flops(const Model& model, int T) {
     const auto& c = model.config;
     const double C = c.C, head = c.causal ? C * c.V : 0.0;
@@ -249,18 +246,17 @@ template <class Model> double token_flops(const Model& model, int T) {
     return flops_per_token(head + c.L * C * (model.OC + 9 * C), c.L, c.C, keys);
 }
 
-// How many sequences of T tokens fit into activations for acts.B of acts.T. An equal number of tokens in shorter
-// sequences may not fit: some buffers have an element for each tile of 64 or chunk of 128 tokens of a sequence, and the
-// last one may be short.
+// The number of sequences of T tokens that fit into activations for acts.B of acts.T. As many tokens in shorter
+// sequences may not fit: some buffers have an element per tile of 64 or chunk of 128 tokens, and the last may be short.
 template <class Acts> size_t sequences_that_fit(const Acts& acts, int T) {
     size_t n = SIZE_MAX;
     for (int piece : {1, 64, 128}) { n = std::min(n, (size_t)acts.B * ceil_div(acts.T, piece) / ceil_div(T, piece)); }
     return n;
 }
 
-// Columns of qkv, the rows of qkvw: q, k and v, those of the encodings, and padding to a multiple of 8
+// Columns of qkv, the rows of qkvw: q, k, v, the encodings' own, padding to a multiple of 8
 inline int qkv_columns(int C, int extra_columns) { return round_up(3 * C + extra_columns, 8); }
-// From a row of qkv to the next: on a GPU each begins on a cache line, of 128 bytes
+// The distance of two rows of qkv: on a GPU each begins on a cache line of 128 bytes
 inline int qkv_row(int columns) { return ON_GPU ? round_up(columns, 128 / (int)sizeof(floatX)) : columns; }
 
 // The encodings of a layer, for a forward of T tokens a sequence. grads: null while evaluating

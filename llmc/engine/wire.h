@@ -1,6 +1,6 @@
 // engine/wire.h -- how the hosts of a run's ranks reach each other: by MPI (comm.h) or, with --ranks N, by sockets.
 //
-// A rank that waits for another gives up after comm().timeout seconds, with an Error that names both and what they did.
+// A rank that waits for another gives up after comm().timeout seconds, with an Error that names both and their work.
 #pragma once
 
 #include <deque>
@@ -11,7 +11,7 @@
 
 #include "../base/common.h"
 
-// A part of a buffer that goes to, or comes from, another rank
+// A part of a buffer for, or from, another rank
 struct Message {
     int peer;
     void* data;
@@ -19,19 +19,19 @@ struct Message {
 };
 using Messages = std::vector<Message>;
 
-// `what` tells in messages what the ranks were doing.
+// A connection of the ranks. what: their work, for messages
 struct Wire {
     const char* name;                       // "MPI", "sockets"
     explicit Wire(const char* name) : name(name) {}
     virtual ~Wire() {}
 
-    // Sends and receives all pieces at once, from and to host memory. The other rank passes a piece of the same size
-    // for each, both skip pieces of 0 bytes, and the pieces between two ranks keep their order.
+    // Sends and receives all pieces at once, from and to host memory. For each the other rank passes a piece of the
+    // same size; pieces of 0 bytes are skipped, and the pieces between two ranks keep their order.
     virtual void exchange(const Messages& sends, const Messages& receives, const char* what) = 0;
     // At the end of a run: waits for all ranks.
     virtual void leave() = 0;
 
-    // Called repeatedly while this rank waits for another one or for its GPU. An Error if a rank is gone.
+    // Called repeatedly while this rank waits for another or for its GPU. An Error if a rank is gone.
     virtual void watch(const char* what) { (void)what; }
     // Sleeps this long, or, if the wire can tell, until something arrives.
     virtual void rest(double seconds) { usleep((useconds_t)(1e6 * seconds)); }
@@ -40,7 +40,7 @@ struct Wire {
     // Ends the other ranks, and perhaps this one.
     virtual void end_all(int code) = 0;
 
-    // For MissingRanks: tells a rank that this one waits; marks in `heard` (size) the ranks that have said so.
+    // For MissingRanks: tells a rank that this rank waits; marks in `heard` (size) the ranks that have told this rank.
     virtual void say_waiting(int rank) = 0;
     virtual void hear_waiting(std::vector<char>& heard) = 0;
 };
@@ -48,19 +48,19 @@ struct Wire {
 struct Comm {
     int rank = 0, size = 1;                 // 0 .. size - 1
     int local_rank = 0, local_size = 1;     // among the ranks of this machine
-    bool spins = false;                     // a short wait keeps the core, which no other rank uses
-    double timeout = 600;                   // seconds that a rank waits for another one: --collective_timeout
+    bool spins = false;                     // a short wait keeps its core, as each rank has one
+    double timeout = 600;                   // seconds that a rank waits for another: --collective_timeout
     int node = 0;                           // see comm_connect_devices()
     size_t chunk = 4 << 20;                 // the most bytes in one message to a rank; MPI counts in an int
     Wire* wire = nullptr;                   // null if this is the only rank
-    char* inbox = nullptr;                  // (chunk, and 4 bytes per rank) on the device: what other ranks have sent
+    char* inbox = nullptr;                  // (chunk, and 4 bytes per rank) on the device, for received values
     bool nccl = false;                      // device buffers go from GPU to GPU
     uint64_t sent = 0;                      // bytes of device buffers that this rank has sent
 };
 inline Comm& comm() { static Comm c; return c; }
 
-// The time spent waiting for one event. A nap counts as at most one second, so that time for which the process was
-// stopped (SIGSTOP, a suspended laptop) does not count.
+// The time spent waiting for an event. A nap counts as one second at most, so that a stop of the process (SIGSTOP, a
+// suspended laptop) does not count.
 struct Deadline {
     const char* what;
     double waited = 0, last = wall_seconds();
@@ -85,9 +85,9 @@ struct Deadline {
     }
 };
 
-// Finds out who is missing when a message does not arrive: the sender may itself be waiting for another rank. So a rank
-// that has waited for half of --collective_timeout tells all ranks. When its time is up, the ranks that have not told
-// it the same during this wait are missing: they have stopped, or are late by more than that half.
+// Finds out who is missing when a message does not arrive; its sender may itself wait for another rank. So a rank that
+// has waited for half of --collective_timeout tells all ranks. At the end of the time, the ranks that have not told it
+// the same are missing: they have stopped, or are late by more than that half.
 struct MissingRanks {
     Wire& wire;
     std::vector<char> heard;                // (ranks)
@@ -98,7 +98,7 @@ struct MissingRanks {
         wire.hear_waiting(heard);
         std::fill(heard.begin(), heard.end(), 0);
     }
-    // "1, 3": the ranks that are missing, as far as this rank knows after `waited` seconds
+    // "1, 3": the missing ranks, as far as this rank knows after `waited` seconds
     std::string names(double waited) {
         if (waited < comm().timeout / 2) { return ""; }
         wire.hear_waiting(heard);
@@ -124,11 +124,11 @@ template <class Done> void wire_wait(Wire& wire, Done done, const char* what) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the sockets between the processes of --ranks N: a pair for each two of them, made before they are forked (launch.h).
-// Nobody else can reach them, and nobody listens.
+// the sockets between the processes of --ranks N: a pair for each two of them, made before the fork (launch.h), so that
+// no other process can reach them.
 //
-// They send packets, which the kernel keeps apart: a head, and a piece of a message if the kind is Data. A rank that
-// waits for anything reads what arrives and sends what it can, so that no two ranks wait for each other to read.
+// They carry packets, which the kernel keeps apart: a head and, in Data, a piece of a message. A rank that waits for
+// anything also reads and sends packets, so that no two ranks wait for each other to read.
 
 struct PacketHead {
     // Waiting: for MissingRanks; End: an error, which its rank has reported; Close: the end of the run
@@ -145,11 +145,11 @@ struct Link {
     bool gone = false;                      // its process has ended: no more packets arrive
     bool closed = false;                    // its last packet has arrived
     bool waiting = false;                   // the peer has sent Waiting
-    std::deque<std::pair<PacketHead, const char*>> leaving;     // to send, with the data
-    size_t sent = 0;                        // bytes of the first one's data that have left
-    std::deque<Message> wanted;             // receivers' buffers
-    size_t got = 0;                         // bytes of the first one that have arrived
-    std::deque<std::pair<PacketHead, std::vector<char>>> kept;  // packets that have arrived before they were wanted
+    std::deque<std::pair<PacketHead, const char*>> leaving;     // messages to send
+    size_t sent = 0;                        // bytes of the first that have left
+    std::deque<Message> wanted;             // messages to receive
+    size_t got = 0;                         // bytes of the first that have arrived
+    std::deque<std::pair<PacketHead, std::vector<char>>> kept;  // packets that arrived before their message was wanted
 };
 
 struct SocketWire : Wire {
@@ -167,7 +167,7 @@ struct SocketWire : Wire {
         for (int r = 0; r < comm().size; r++) { if (r != comm().rank) { f(r, links[(size_t)r]); } }
     }
 
-    // n bytes of the first message that is wanted have arrived: in piece, or, if that is null, in their place already.
+    // n bytes of the first wanted message have arrived: in piece, or, if that is null, already in their place.
     void arrived(int rank, const PacketHead& head, const char* piece, size_t n) {
         Link& l = links[(size_t)rank];
         const Message m = l.wanted.front();
@@ -235,7 +235,7 @@ struct SocketWire : Wire {
         }
     }
 
-    // Reads from and writes to every rank without blocking. Waits at most this many milliseconds for the first event.
+    // Reads from and writes to every rank without blocking, after at most `patience` milliseconds for the first event.
     void turn(int patience = 0) {
         std::vector<pollfd> asked;
         std::vector<int> ranks;
@@ -250,7 +250,7 @@ struct SocketWire : Wire {
             if (asked[i].revents & POLLOUT) { send_some(ranks[i]); }
         }
     }
-    // wants: a rank that has closed is missing, too
+    // An Error if a needed rank has ended. wants: also if it has ended properly
     void check_gone(const char* what, bool wants) {
         each([&](int r, const Link& l) {
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
@@ -305,7 +305,7 @@ struct SocketWire : Wire {
         const double end = wall_seconds() + seconds;
         try {
             for (; wall_seconds() < end; usleep(1000)) { turn(); }
-        } catch (const Error&) {}           // there is one already
+        } catch (const Error&) {}           // this rank has an error already
     }
     void end_all(int code) override {
         each([&](int r, Link&) { post(r, PacketHead::End, code); });
