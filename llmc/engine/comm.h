@@ -1,9 +1,9 @@
 // engine/comm.h -- the ranks of a run: one process, or several that exchange buffers by MPI, sockets (wire.h) or NCCL.
 //
-// A run is one rank unless a launcher or the program itself has started several (launch.h). Every function here except
-// comm_report and say_once is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the
-// number of ranks does not change a bit (parameters.cuh). An Error on one rank ends all of them (comm_report). If a
-// rank dies, the launcher ends the remaining ranks, or they notice it themselves.
+// A run is one rank unless a launcher or the program itself has started several (launch.h). A function that exchanges
+// data is a collective: all ranks call it, in the same order. Sums have a fixed shape, so that the number of ranks does
+// not change a bit (parameters.cuh). An Error on one rank ends all of them (comm_report). If a rank dies, the launcher
+// ends the remaining ranks, or they notice it themselves.
 #pragma once
 
 #include <climits>
@@ -255,7 +255,7 @@ inline Wire* start_mpi() { return nullptr; }
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
-// start and end
+// start and errors
 
 // A program calls this first; afterwards only rank 0 writes to stdout. program: its name and flags, for messages
 inline void comm_init(const Launch& launch, const Names& program) {

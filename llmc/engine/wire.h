@@ -250,7 +250,7 @@ struct SocketWire : Wire {
             if (asked[i].revents & POLLOUT) { send_some(ranks[i]); }
         }
     }
-    // An Error if a needed rank has ended. wants: also if it has ended properly
+    // An Error if a rank has died or, if `wants`, has closed while a message to or from it is missing
     void check_gone(const char* what, bool wants) {
         each([&](int r, const Link& l) {
             const bool needed = wants && (!l.wanted.empty() || !l.leaving.empty());
