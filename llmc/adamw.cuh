@@ -2,9 +2,9 @@
 //   m = beta1 m + (1 - beta1) g      v = beta2 v + (1 - beta2) g^2
 //   w -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay w), then projected into [lo, hi]
 // bf16 builds compute with a bf16 copy of the weights, rounded stochastically (Gupta et al. 2015): a w between two bf16
-// numbers becomes either of them, the nearer one with the higher probability, so that its mean is w. An update smaller
-// than their distance, which rounding to the nearest would lose every time, is then not lost on average. The draw is a
-// function of (seed, t, tensor, element), so a resumed run and every rank round alike.
+// numbers becomes either of them, the nearer with the higher probability, so that its mean is w. Rounding to the
+// nearest would lose every update that is smaller than half their distance. The draw depends only on (seed, t, tensor,
+// element), so a resumed run and every rank round alike.
 #pragma once
 
 #include <numeric>
@@ -15,30 +15,30 @@
 
 struct AdamW {
     float lr;               // this update's, from the schedule
-    float beta1, beta2;     // of the two moving averages
+    float beta1, beta2;     // decay rates of the two moving averages
     float eps, weight_decay;
-    float grad_scale;       // the factor by which clipping shortens the gradient
+    float grad_scale;       // the clipping factor
     int t;                  // 1, 2, ...: updates so far, this one included
     uint64_t seed = 0;      // of the rounding
 };
 
-// The key from which the random rounding of a tensor's elements after update t follows; tensor: checksum of its name.
-// At t = 0, for weights as they were loaded, it is 0, which means rounding to the nearest.
+// The key that seeds the rounding of a tensor after update t; tensor: checksum of its name. At t = 0, before the first
+// update, it is 0: rounding to the nearest.
 __host__ __device__ inline uint64_t rounding_key(uint64_t seed, int t, uint64_t tensor) {
     return t == 0 ? 0 : hash64(seed, tensor, (uint64_t)t) | 1;
 }
 
-// Neighbouring elements of one tensor, and where they are in each array
+// A run of elements of one tensor, and its place in each array
 struct AdamWPiece {
-    size_t weight, master, grad, moment;    // places of the first one in adamw_update's arrays
-    size_t size, first;                     // how many, and the first one's index in its tensor
+    size_t weight, master, grad, moment;    // the first element's place in each array; m and v: moment
+    size_t size, first;                     // how many elements; the first one's index in its tensor
     size_t block;                           // the first block of the grid that updates them
     uint64_t name;                          // checksum of the tensor's name
     float lo, hi;                           // the tensor's range
     bool decay;
 };
-// All pieces that a rank updates, written once and then kept on the device, so that an update is one launch. Each block
-// of the grid has ADAMW_BLOCK elements of one piece.
+// All pieces that a rank updates, kept on the device, so that an update is one launch. Each block of the grid updates
+// at most ADAMW_BLOCK elements of one piece.
 constexpr int ADAMW_PACK = ON_GPU ? 4 : 1;                      // floats that a thread updates at once: 16 bytes
 constexpr size_t ADAMW_BLOCK = ON_GPU ? 256 * 4 * ADAMW_PACK : 16384;       // four packs per thread of a GPU
 struct AdamWTable {
@@ -46,7 +46,7 @@ struct AdamWTable {
     AdamWPiece* on_device = nullptr;
     size_t blocks = 0;
 
-    // at: the piece of its tensor, and its place in weights; the other places follow from it
+    // at: the piece, with its place in weights; master, grad, moment: its places in the other arrays
     void add(const TensorSpec& spec, const TensorPiece& at, size_t master, size_t grad, size_t moment) {
         check((at.at | master | grad | moment) % ADAMW_PACK == 0, "a piece of %s does not begin on a pack of %d floats",
               spec.name.c_str(), ADAMW_PACK);
@@ -67,14 +67,14 @@ struct AdamWTable {
 // Updates everything in the table. weights may be master itself (float32 builds).
 void adamw_update(floatX* weights, float* master, const float* grads, float* m, float* v, const AdamWTable& table,
                   const AdamW& a, Stream stream);
-// Rounds a slice of the layout to weights as update number t did, after master was initialised, loaded or received.
+// Rounds the slice's master weights to weights as update t did, after master was initialised, loaded or received.
 // weights: in the layout of the table; master (slice). Does nothing if the two are the same array.
 void round_weights(floatX* weights, const float* master, const TensorTable& table, Slice slice, uint64_t seed,
                    int t, Stream stream);
 
-// The norm of the gradient, the same for any threads and ranks: squares are summed over fixed chunks, then in order.
+// The gradient's norm is equal for any number of threads and ranks: fixed chunks are summed, then added in order.
 constexpr size_t NORM_CHUNK = SLICE_UNIT;
-// Starts the norm of n gradients; returns how many doubles of partial, on the device, it fills.
+// Starts the norm of n gradients; returns how many doubles of partial (on the device) it fills.
 size_t gradient_norm_begin(double* partial, const float* grads, size_t n, Stream stream);
 // The norm, from partial on the host
 inline double gradient_norm_end(const double* partial, size_t chunks) {
@@ -88,8 +88,8 @@ inline double gradient_norm(double* partial, const float* grads, size_t n, Strea
 }
 
 #if !defined(LAYERS_ELSEWHERE)
-// What (floatX) rounds to the copy of w. A bf16 is the upper half of a float32. Adding 16 random bits to the lower half
-// carries into the upper one with a probability that is w's place between its two neighbours.
+// The number that (floatX) turns into the copy of w. A bf16 is the upper half of a float32: adding 16 random bits to
+// the lower half carries with the probability (w - a) / (b - a), where a and b are w's neighbours in bf16.
 __device__ inline float draw_copy(float w, uint64_t key, size_t i) {
     const uint32_t bits = (uint32_t)float_to_bits(w);
     const uint32_t random = (uint32_t)(mix64(key ^ i) >> 48);
@@ -101,7 +101,7 @@ __device__ inline float draw_copy(float w, uint64_t key, size_t i) {
 // correction1, correction2: 1 / (1 - beta1^t), 1 / (1 - beta2^t)
 __global__ void adamw_kernel(floatX* weights, float* master, const float* grads, float* m, float* v,
                              const AdamWPiece* pieces, int count, AdamW a, float correction1, float correction2) {
-    // 1 this block's piece: the last one that begins at it or before it
+    // 1 this block's piece: the last with a first block <= blockIdx.x
     int at = 0;
     for (int end = count; end - at > 1;) {
         const int middle = (at + end) / 2;
@@ -113,7 +113,7 @@ __global__ void adamw_kernel(floatX* weights, float* master, const float* grads,
     grads += piece.grad;
     m += piece.moment;
     v += piece.moment;
-    const float decay = piece.decay ? a.weight_decay : 0.0f;            // none of a LayerNorm's weight, for example
+    const float decay = piece.decay ? a.weight_decay : 0.0f;            // 0 for a LayerNorm's weight, for example
     const uint64_t key = rounding_key(a.seed, a.t, piece.name);
     const size_t begin = (blockIdx.x - piece.block) * ADAMW_BLOCK;
     const size_t end = imin(begin + ADAMW_BLOCK, piece.size);

@@ -5,36 +5,33 @@
 //   backward, with row_dot_i = sum_d dout_id out_id and dP_ij = dout_i.v_j:
 //     dlogit_ij = P_ij (dP_ij - row_dot_i)     dv_j = sum_i P_ij dout_i     dq_i = scale sum_j dlogit_ij k_j
 //     dk_j = scale sum_i dlogit_ij q_i         and the encoding's bias functor takes dB_ij = f_i dlogit_ij.
-//   f is the factor of ssmax, which q already has, or 1. For its gradient the backward leaves sum_j B_ij dB_ij.
+//   f: ssmax's factor, which q has already, or 1. For its gradient the backward leaves sum_j B_ij dB_ij.
 //   saves lse_i = log sum_j e^(logit_ij), from which the backward recomputes P, tile by tile.
 //
 // Start with HeadOracle in test/layers/attention_oracle.h: the same two passes for one head, in plain loops over T x T
 // matrices. The kernels here take the same steps a tile at a time, with an online softmax (Milakov and Gimelshein 2018;
-// Dao et al. 2022). attention/visits.cuh says which tiles are visited, and which pairs of them are hidden. They run in
-// every build, for every encoding and head size; attention/choose.cuh says when a GPU takes the tensor-core kernels
-// instead. docs/attention.md derives what is not obvious.
+// Dao et al. 2022). attention/visits.cuh says which tiles are visited, and which of their pairs are hidden. The kernels
+// run in every build, for every encoding and head size; attention/choose.cuh says when a GPU takes the tensor-core
+// kernels instead, and what padding gets. docs/attention.md derives what is not obvious.
 //
 // Names, here and in attention/:
-//   i, j            a query, a key; i0, j0 are the first of a tile of ni queries, nj keys; r and c are those inside it
+//   i, j            a query, a key; a tile has the queries i0 + r, r < ni, and the keys j0 + c, c < nj
 //   bh, b, h        a (batch, head) pair b * NH + h
 //   Q_tile, K_tile  rows of q, k in shared memory, (rows, HS);   K_T is the transposed tile, (HS, rows)
-//   scores, P       scale q.k, and what becomes of it: logits, then e^(logit - largest) or probabilities
+//   scores, P       scale q.k, later the logits; e^(logit - largest), or probabilities
 //   dP, dlogit      as above;   row_dot is D in Dao et al.
 //   S, g            CABLE's cumulative sum and weight, nothing else
 //   bias            the functor that knows B (position/encoding.cuh), on a CPU AnyBias (attention/any_bias.cuh)
-//
-// Sequences of a batch may end early (kv_len). Queries after the end get out = 0, lse = -inf and no gradient, whatever
-// their dout is. So padding never changes the bits of a sequence.
 #pragma once
 
 #include "attention/any_bias.cuh"
 
 #if !defined(KERNELS_ELSEWHERE)
-// In a tile on the diagonal half of P and dlogit is 0. On a CPU the products leave these zeros out.
+// Half of P and of dlogit is 0 in a tile on the diagonal; on a CPU the products skip that half.
 constexpr bool LEAVES_ZEROS = LANES > 1;
-// The size of a block's shared memory: lay_out(first, dims) places its tiles from `first` on, up to their `end`
+// Bytes of a block's shared memory: lay_out(first, dims) places its tiles from `first` on, up to `end`
 template <class F> size_t shared_bytes(F lay_out, const AttentionDims& dims) {
-    float* const first = (float*)sizeof(lanes);             // any place: nothing is read
+    float* const first = (float*)sizeof(lanes);             // any address: nothing is read
     return sizeof(float) * (size_t)(lay_out(first, dims).end - first);
 }
 
@@ -50,9 +47,9 @@ __host__ __device__ inline ForwardTiles forward_tiles(float* first, const Attent
     float* V_tile = K_tile + TILE * width;
     float* O_tile = V_tile + TILE * width;                  // the output, not yet divided by sum
     float* scores = O_tile + TILE * width;                  // (keys, queries)
-    float* largest = scores + TILE * TILE;                  // of each query: the largest logit so far,
-    float* sum = largest + TILE;                            // the sum of e^(logit - largest),
-    float* shrink = sum + TILE;                             // what a larger logit makes of both sums,
+    float* largest = scores + TILE * TILE;                  // of each query: its largest logit so far,
+    float* sum = largest + TILE;                            // the sum of e^(logit - largest);
+    float* shrink = sum + TILE;                             // their factor when `largest` grows,
     float* tile_sum = shrink + TILE;                        // and the sum of this tile's exponentials
     return {Q_T, K_tile, V_tile, O_tile, scores, largest, sum, shrink, tile_sum, tile_sum + TILE};
 }
@@ -66,7 +63,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
     constexpr int TILE = ATTENTION_TILE;
     const int HS = dims.HS;
     const int C = dims.C();
-    const int width = dims.padded_HS();                     // of a row of a tile: HS and zeros
+    const int width = dims.padded_HS();                     // of a tile's row: HS, and zeros
     const int bh = blockIdx.x % BNH;
     const int b = bh / dims.NH;
     const int h = bh % dims.NH;
@@ -99,7 +96,7 @@ __global__ void attention_forward_kernel(floatX* out, float* lse, const floatX* 
         // 2. logits
         t.hide(transposed(view(scores, nj, ni, TILE)));
         add_bias(bias, view(scores, nj, ni, TILE), bh, t, dims.factors(bh, i0));
-        // 3. the largest one; what earlier tiles have summed was relative to the largest before
+        // 3. the largest logit; the sums of earlier tiles are relative to the one before
         for (int r = threadIdx.x; r < ni; r += blockDim.x) { shrink[r] = largest[r]; }
         for (int c = 0; c < nj; c++) {
             SIMD
@@ -184,7 +181,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     const int HS = dims.HS;
     const int C = dims.C();
     const int OC = dims.OC;
-    const int width = dims.padded_HS();                     // of a row of a tile: HS and zeros
+    const int width = dims.padded_HS();                     // of a tile's row: HS, and zeros
     const int bh = blockIdx.x;
     const int b = bh / dims.NH;
     const int h = bh % dims.NH;
@@ -269,7 +266,7 @@ __global__ void attention_backward_kernel(floatX* dqkv, float* dq, float* row_do
     }
 }
 
-// floats of scratch that portable_attention_backward wants
+// floats of scratch that portable_attention_backward needs
 inline size_t portable_attention_backward_scratch(int B, int T, int NH, int HS) {
     return (size_t)B * NH * T * (round_up(HS, LANES) + 1);
 }

@@ -5,7 +5,7 @@
 //   w_c, w_s (NH,C) are extra rows of the qkv matmul, so z and u (B,T,NH) are extra columns of qkv.
 //   backward: the bias functor sums dg and dS over each tile, and then
 //     db_t = sum_{k>=t} dS_k     dz = db [z > 0]     du = dg sigmoid(u)
-//   The variants have another b (v1: softplus; signed: tanh), or are a logarithm of the distance (kcable, at the end).
+//   Variants have another b (v1: softplus; signed: tanh), or take the logarithm of the distance (kcable, at the end).
 //
 // S is summed in float64 and kept as a float64 origin per chunk of 128 tokens and a float32 offset inside it: at T =
 // 131,072 a plain float32 sum is off by 0.1 to 27. Differences across chunks are float(origin_a - origin_b) + offsets.
@@ -14,8 +14,7 @@
 
 #include "position/encoding.cuh"
 
-
-// What b is of z, and db/dz
+// b as a function of z, and db/dz
 enum class CableStep { Relu, Softplus, Tanh };
 __host__ __device__ inline float cable_b(CableStep step, float z) {
     if (step == CableStep::Softplus) { return softplus(z); }
@@ -34,9 +33,9 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
     for (int t = begin + (int)threadIdx.x; t < end; t += blockDim.x) { x[t] = f(x[t]); }
 }
 
-// f(t, sum of value(k) over begin <= k <= t) of each token t, begin .. end-1; returns the sum of all. By a whole block
+// Calls f(t, sum of value(begin .. t)) for the tokens begin .. end-1, by all threads of a block; returns the last sum
 template <class Value, class F> __device__ inline double running_sums(int begin, int end, Value value, F f) {
-    __shared__ double last;                                 // the sum that leaves a block's width of tokens
+    __shared__ double last;                                 // the sum up to these blockDim.x tokens' last
     double before = 0.0;
     for (int base = begin; base < end; base += blockDim.x) {
         const int t = base + (int)threadIdx.x;
@@ -48,8 +47,8 @@ template <class Value, class F> __device__ inline double running_sums(int begin,
     }
     return before;
 }
-// x[t] = sum_{k>=t} x[k], from the last token to the first, by all threads of a block. Pieces are aligned, so that
-// padding changes no grouping
+// x[t] = sum_{k>=t} x[k], from the last token to the first, by all threads of a block. Each piece begins at a multiple
+// of blockDim.x, so that padding changes no grouping
 __device__ inline void suffix_sums(float* x, int T) {
     double after = 0.0;                                     // sum over the tokens after the current ones
     const int threads = (int)blockDim.x;
@@ -73,8 +72,8 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     g += bh * stride;
     S_origin += bh * ceil_div(stride, CABLE_CHUNK);         // laid out for the whole capacity
     const floatX* z = qkv + bh / NH * stride * OC + 3 * shape.C() + bh % NH;   // u is NH columns further
-    // Every call sums a chunk from its first token, for the same bits: the chunk of token t0 - 1 once more, whose z and
-    // u are kept with the keys.
+    // A chunk is always summed from its first token, for equal bits: the chunk of token t0 - 1 is summed once more,
+    // from its z and u in qkv.
     int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
     double origin = start == 0 ? 0.0 : S_origin[start / CABLE_CHUNK];          // the sum that enters the chunk
     __syncthreads();
@@ -96,7 +95,7 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     }
 }
 
-// One block per (batch, head): dz and du, in the extra columns of dqkv, from dS, which is overwritten, and dg.
+// One block per (batch, head): dz and du, the extra columns of dqkv, from dS and dg. dS is overwritten.
 __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const floatX* qkv, QkvShape shape,
                                       CableStep step, bool weighted) {
     const auto [T, NH, HS, OC] = shape;
@@ -107,10 +106,10 @@ __global__ void cable_backward_kernel(floatX* dqkv, float* dS, float* dg, const 
     dS += bh * T;
     dg += bh * T;
     // 1. db_t = sum_{k>=t} dS_k
-    float* db = dS;                                         // each takes the place of its dS
+    float* db = dS;                                         // in the place of dS
     suffix_sums(db, T);
     // 2. dz = db db/dz
-    float* u = db;                                          // each takes the place of its db, gathered as above
+    float* u = db;                                          // in the place of db, gathered as in the forward
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)z[(size_t)t * OC];
         dz[(size_t)t * OC] = (floatX)(db[t] * cable_slope(step, zt));
@@ -152,7 +151,7 @@ struct CableBias : BiasFunctor {
         const float between = (float)(origin[i0 / CABLE_CHUNK] - origin[j0 / CABLE_CHUNK]);
         return {between, offset + i0, g + (size_t)bh * stride + i0, offset + j0};
     }
-    // What a logit's gradient adds to dg_i, and to dS_i over g_i. dS_j gets the latter with the opposite sign
+    // A pair's shares of dg_i and of dS_i / g_i. dS_j gets the opposite of its share of dS_i
     struct Shares { float dg, dS; };
     // dg_i = -sum_j dlogit |S_i - S_j|     dS_i += -g_i sum_j dlogit sign(i - j)     dS_j -= the same, summed over i
     // In exact arithmetic the dlogit of a row sum to 0; rounded ones do not, so dS_i and dS_j must sum the same rounded
@@ -167,7 +166,7 @@ struct CableBias : BiasFunctor {
     template <class F>
     __device__ void sum_shares(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld, const F& shares) const {
         const size_t head = (size_t)bh * stride;
-        // 1. one thread per query, whose shares of dS stay in dlogit for the keys
+        // 1. one thread per query; its shares of dS replace dlogit, for the keys
         for (int r = threadIdx.x; r < ni; r += blockDim.x) {
             float* d = dlogit + r * ld;
             const auto sum = sums_over<2>(0, nj, 1, [&](float* s, int c) {
@@ -204,14 +203,14 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
     static constexpr bool has_relu = Step == CableStep::Relu;
 
-    // bias: what c_c starts from, for a ReLU that is open at first
+    // bias: c_c at first, so that the ReLU is open
     static Hyperparameters defaults(int) { return has_relu ? Hyperparameters{{"bias"}} : Hyperparameters(); }
     template <class Tensors> void declare(Tensors& t) {
         t.columns("cable.c", t.NH, constant(has_relu ? (float)t.config->value("bias") : 0.0f));         // w_c, c_c
         if (Weighted) { t.columns("cable.s", t.NH); }                      // w_s, c_s
         declare_sums(t);
     }
-    // all but the columns, for an encoding that derives from this one and fills S differently
+    // all but the columns: an encoding that derives from this one may fill S differently
     template <class Tensors> void declare_sums(Tensors& t) {
         const size_t BNH = (size_t)t.B * t.NH, T = (size_t)t.stride;
         t.cached(S_offset, "S_offset", Per::Layer, BNH, T);

@@ -4,8 +4,8 @@
 // A row whose target is IGNORE_INDEX has loss 0 and gradient 0. Only the first V of the Vp columns are a vocabulary;
 // the gradient of the other columns is 0.
 //
-// A hit is a target whose logit is larger than every other one: a tie is not a hit. Training keeps its logits as
-// floatX; evaluation takes them in float32 in every build, because bf16 rounds neighbours to a tie.
+// A target is a hit if its logit exceeds every other logit: a tie is not a hit. Training has floatX logits; evaluation
+// has float32 logits in every build, because bf16 rounds close logits to a tie.
 //
 // The gradient overwrites the logits, because they are the largest array of a training step: N x 50304 for GPT-2. Loss
 // and gradient come from one kernel, because both need the sum of exponentials.
@@ -13,24 +13,24 @@
 
 #include "base/math.h"
 
-// losses (N) float32; hits (N): 1 where the target's logit exceeds the rest, or null, which spares a GPU a pass; logits
-// (N,Vp), Vp a multiple of 8, become their gradient when `backward`; targets (N)
+// losses (N) float32; hits (N): 1 for a hit, else 0; null spares a GPU a pass. logits (N,Vp), Vp a multiple of 8,
+// become their gradient if `backward`; targets (N)
 void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
                 int Vp, bool backward, Stream stream);
-// the same without a gradient, of logits in float32 in every build
+// without a gradient, and with float32 logits in every build
 void classifier_float(float* losses, float* hits, float* logits, const int* targets, size_t N, int V, int Vp,
                       Stream stream);
 // *sum = the sum of N losses, in a fixed order
 void loss_sum(double* sum, const float* losses, size_t N, Stream stream);
 
 #if !defined(LAYERS_ELSEWHERE)
-// e^(x - top), top the same for the whole row. A bf16 logit is itself off by 2^-9 of its size.
+// e^(x - top). A bf16 logit is off by 2^-9 of its size already, so a rougher exponential will do.
 template <class Logit> __device__ inline float exp_from(float x, float top) {
     return sizeof(Logit) == 2 ? rough_exp(x, top) : fast_exp(x - top);
 }
 
-// A block's results for a row: the target's logit; that of its rival, the largest of the rest; and the sum of
-// e^(logit - top), in which no exponential overflows.
+// A row's softmax: its target's logit; its rival, the largest other logit; and sum = sum_v e^(logit_v - top), for a top
+// with which nothing overflows.
 struct RowSoftmax { float target_logit, rival, top, sum; };
 template <class Logit>
 __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool wants_rival) {
@@ -54,8 +54,8 @@ __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool
         });
         row.sum = block_sum(packs.x[0] + rest.x[0]);
     };
-    // The largest logit costs a pass of its own. A GPU takes the target's instead, unless another one is so much larger
-    // that dloss / sum might be denormal, or the sum infinite.
+    // To find the largest logit costs a pass. A GPU takes the target's logit as top, unless the sum becomes so large
+    // that dloss / sum might be denormal, or infinite.
     if (!ON_GPU || wants_rival) { find_rival(); }
     add_up();
     if (ON_GPU && !(row.sum < 1e19f)) {
@@ -81,14 +81,14 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
     }
     // 1. the softmax's parts, and the loss
     const RowSoftmax found = row_softmax(x, target, V, hits != nullptr);
-    if (threadIdx.x == 0) {             // in double, so that the order of the three does not matter
+    if (threadIdx.x == 0) {             // in double: the order of the three terms does not matter
         losses[row] = (float)((double)portable_logf(found.sum) + ((double)found.top - (double)found.target_logit));
         if (hits != nullptr) { hits[row] = found.target_logit > found.rival ? 1.0f : 0.0f; }
     }
     if (!backward) { return; }
     __syncthreads();                    // all threads have read x[target]
-    // 2. the gradient, at first as if no logit were the target's: no element is tested
-    const float scale = dloss / found.sum;        // the softmax's divisor and dloss in one factor
+    // 2. the gradient without the target's -dloss, so that no element is tested
+    const float scale = dloss / found.sum;        // 1 / sum and dloss in one factor
     const int packs = V / PACK;
     SIMD
     for (int k = threadIdx.x; k < packs; k += blockDim.x) {
@@ -101,7 +101,7 @@ __global__ void classifier_kernel(float* losses, float* hits, Logit* logits, con
         x[v] = (Logit)(v < V ? exp_from<Logit>((float)x[v], found.top) * scale : 0.0f);
     }
     __syncthreads();
-    if (threadIdx.x == 0) {             // rounded once
+    if (threadIdx.x == 0) {             // the target's, rounded once
         x[target] = (Logit)(exp_from<Logit>(found.target_logit, found.top) * scale - dloss);
     }
 }
@@ -115,7 +115,7 @@ LAUNCHER void classifier_float(float* losses, float* hits, float* logits, const 
     launch(classifier_kernel<float>, Grid(N, 1024, 0, stream), losses, hits, logits, targets, 0.0f, V, Vp, false);
 }
 
-// One block. Each thread adds its losses in order, and block_sum adds the threads in order.
+// One block. Each thread adds its losses in order, and block_sum the threads' sums.
 __global__ void loss_sum_kernel(double* sum, const float* losses, size_t N) {
     double s = 0.0;
     for (size_t n = threadIdx.x; n < N; n += blockDim.x) { s += (double)losses[n]; }

@@ -2,15 +2,15 @@
 //
 // Pooling: one vector per sequence, the mean of its tokens (Reimers and Gurevych 2019), or its first token.
 //   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] included.     Cls: out[b] = inp[b,0].
-//   backward: each row that was added gets dout[b] / length.     saves nothing but the lengths.
-// Rows after the end of a sequence are never read, and the sum is in the order of the tokens: padding changes no bit.
+//   backward: each row in the mean gets dout[b] / length.     saves nothing.
+// Rows after the end of a sequence are never read, and tokens are summed in order: padding changes no bit.
 //
 // InfoNCE: each query's candidate against all candidates of the batch.  Karpukhin et al. 2020, eq. 2
 //   n(x) = x / max(|x|, 1e-12);   s_ij = n(q_i) . n(c_j) / temperature;   loss_i = -log softmax_j(s_ij)[i]
-//   Candidate i < Q is the positive of query i, the other M - Q are hard negatives; every query sees all of them.
-//   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, as moving along
-//     x changes nothing; or dn / 1e-12 where |x| is less than that.
-// It is float32 in every build, in sums whose order depends only on the shapes.
+//   Candidate i < Q is the positive of query i, the other M - Q are hard negatives of every query.
+//   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, because a longer
+//     x has the same n; dx = dn / 1e-12 where |x| < 1e-12.
+// All of it is float32 in every build, and the order of its sums depends only on the shapes.
 #pragma once
 
 #include "base/math.h"
@@ -32,7 +32,7 @@ inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) 
 void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
                                   int C, float temperature, float dloss, Stream stream);
 
-// What a step holds in addition to a chunk's activations: embeddings and their gradients, of all rows
+// A step's embeddings and their gradients, of all rows; activations exist for one chunk of rows at a time
 struct ContrastiveBuffers {
     float *emb = nullptr, *demb = nullptr;
     float *losses = nullptr, *scratch = nullptr;
@@ -50,11 +50,11 @@ struct ContrastiveBuffers {
 };
 
 #if !defined(LAYERS_ELSEWHERE)
-constexpr int POOLING_COLUMNS = 256;            // of one block
-constexpr int POOLING_TOKENS = 32;              // in one partial sum
+constexpr int POOLING_COLUMNS = 256;            // of a block
+constexpr int POOLING_TOKENS = 32;              // of a partial sum
 
-// One block per sequence and piece of the columns. In shared memory it sums 32 tokens at a time, and then these sums:
-// one sum over thousands of tokens would lose the low bits of the last ones. A thread only touches its own columns.
+// One block per sequence and POOLING_COLUMNS columns. It adds up sums of 32 tokens: one running sum over thousands of
+// tokens would lose the low bits of the last. A thread only touches its own columns of shared memory: no barrier.
 __global__ void pooling_forward_kernel(float* out, const floatX* inp, const int* lengths, int T, int C, Pooling kind) {
     const int pieces = ceil_div(C, POOLING_COLUMNS);
     const int c0 = (int)(blockIdx.x % pieces) * POOLING_COLUMNS;        // this block's columns
@@ -99,6 +99,7 @@ LAUNCHER void pooling_backward(floatX* dinp, const float* dout, const int* lengt
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// InfoNCE: rows of length 1
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
@@ -118,28 +119,29 @@ __global__ void normalize_rows_kernel(float* out, float* inverse_norm, const flo
     if (threadIdx.x == 0) { inverse_norm[row] = scale; }
 }
 
-// d (n,C): in, the gradient of the normalized rows; out, that of the rows themselves. One block per row.
+// d (n,C) holds the gradient of the normalized rows and becomes the gradient of the rows. One block per row.
 __global__ void normalize_rows_backward_kernel(float* d, const float* normalized, const float* inverse_norm, int C) {
     const size_t row = blockIdx.x;
     const float* n = normalized + row * C;                      // (C)
     float* dx = d + row * C;                                    // (C)
     const float scale = inverse_norm[row];
-    // 1. the part of the gradient that points along the row: to move that way does not change the direction
+    // 1. the gradient's component along the row, which changes only its length
     const auto part = sums_over<1>(threadIdx.x, C, blockDim.x, [&](float* s, int c) { s[0] += n[c] * dx[c]; });
     float along = block_sum(part.x[0]);
     if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // the divisor was the constant 1e-12
-    // 2. the rest of it, for a row that was divided by its length
+    // 2. the other components, divided as the row was
     for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// InfoNCE: products in float32
 
 constexpr int FLOAT_K = LANES > 1 ? 256 : 16;   // depth of a slice
 constexpr int FLOAT_TILE = ON_GPU ? 64 : 128;   // rows and columns of out per block: 2 slices and a tile fit in 48 kB
 constexpr size_t FLOAT_PRODUCT_SHARED = sizeof(float) * FLOAT_TILE * (2 * FLOAT_K + FLOAT_TILE);
 
-// out (M,N) = scale A (M,K) B (K,N) in float32, where the operands of matmul.cuh are floatX. Similarities decide which
-// of two candidates is nearer, often in the third digit: that is more than bf16 has. One block per tile c of out.
+// out (M,N) = scale A (M,K) B (K,N), all float32, unlike matmul.cuh's operands: the third digit often decides which of
+// two candidates is nearer, and bf16 does not have it. One block per tile c of out.
 __global__ void float_product_kernel(float* out, Matrix<const float> A, Matrix<const float> B, float scale) {
     const int tiles_m = ceil_div(A.rows, FLOAT_TILE);
     const int m0 = (int)blockIdx.x % tiles_m * FLOAT_TILE;
@@ -163,9 +165,9 @@ inline void float_product(float* out, const Matrix<const float>& A, const Matrix
 }
 
 // ----------------------------------------------------------------------------------------------------------
+// InfoNCE: the loss and both passes
 
-// One block per query. scores (Q,M) become the gradient of the scores before they were divided by the temperature
-// (scale is its inverse).
+// One block per query. scores (Q,M) = scale cosine become the gradient of the cosines; scale = 1 / temperature
 __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, float scale, float dloss) {
     const int i = (int)blockIdx.x;
     float* s = scores + (size_t)i * M;          // (M): candidate i is the positive
@@ -178,7 +180,7 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     const float sum = block_sum(part.x[0]);
     if (threadIdx.x == 0) { losses[i] = portable_logf(sum) + (largest - s[i]); }
     __syncthreads();                            // s[i] has been read
-    // 3. the gradient, with respect to the cosine: hence the factor 1 / temperature
+    // 3. the gradient of the cosines: hence the factor scale
     const float weight = dloss * scale;
     for (int j = threadIdx.x; j < M; j += blockDim.x) {
         const float p = fast_exp(s[j] - largest) * (weight / sum);
@@ -200,10 +202,10 @@ LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* sc
     const float scale = 1.0f / temperature;
     // 1 all embeddings, queries and candidates alike, to length 1
     launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
-    // 2 the scores (Q,M), then their gradient in the same memory
+    // 2 the scores (Q,M), then the cosines' gradient in the same memory
     float_product(scores.data, queries, transposed(candidates), scale, stream);
     launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores.data, M, scale, dloss);
-    // 3 the gradients of the normalised rows: two products with what the forward one multiplied
+    // 3 the gradients of the normalized rows
     float_product(demb, scores, candidates, 1.0f, stream);
     float_product(demb + q * c, transposed(scores), queries, 1.0f, stream);
     // 4 and of the embeddings themselves

@@ -1,11 +1,9 @@
 // cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, in the CUDA build.
 //
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
-// NVIDIA promises the same bits for the same library, GPU and algorithm, on one stream with one workspace. The
-// algorithm is the heuristic's first, a function of the library, the GPU and the shape, so a resumed run has the bits
-// of one that never stopped. (The fastest of its first sixteen made no step faster: docs/results.md, "On a GPU".)
-//
-// An epilogue works on the float32 sums in registers, before they are rounded. docs/gpu.md says which a step uses.
+// NVIDIA promises equal bits for one library, GPU and algorithm, on one stream with one workspace. The algorithm is the
+// heuristic's first, which depends only on the library, the GPU and the shape, so a resumed run has the bits
+// of a run that never stopped. (The fastest of its first sixteen made no step faster: docs/results.md, "On a GPU".)
 #pragma once
 
 #include <array>
@@ -74,7 +72,7 @@ inline std::string product_text(const LtProduct& p) {
     return strprintf("(%d,%d) = %s x %s%s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
                      operand(p.B).c_str(), bias, added, epilogue[(int)p.epilogue], sizeof(floatX), into);
 }
-// An error where cuBLASLt reports one; `what`: the call
+// Dies of cuBLASLt's error; `what`: the call
 inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
     die(status == CUBLAS_STATUS_ALLOC_FAILED ? EXIT_OUT_OF_MEMORY : EXIT_DEVICE,
@@ -91,7 +89,7 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
     LT_CHECK(cublasLtMatrixLayoutCreate(&layout, type, (uint64_t)rows, (uint64_t)cols, leading_dimension(m)));
     return layout;
 }
-// The epilogue's arrays in this call; the rest of a plan depends only on shapes
+// Puts this call's bias and extra into the plan; everything else in a plan depends only on shapes
 inline void lt_set_arrays(const LtPlan& plan, const LtProduct& p) {
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* array) {
         if (array == nullptr) { return; }
@@ -125,7 +123,7 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
 }
 
-// The plan for p, and for all products of the same shape, with the library's first algorithm
+// The plan for all products of p's shape, with the heuristic's first algorithm
 inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     LtPlan plan;
     lt_describe(plan, p);
@@ -134,7 +132,7 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     auto prefer = [&](cublasLtMatmulPreferenceAttributes_t attribute, const void* value, size_t bytes) {
         LT_CHECK(cublasLtMatmulPreferenceSetAttribute(preference, attribute, value, bytes));
     };
-    // A split sum is kept in float32 and added up apart; the excluded schemes round its parts to the output's type.
+    // The parts of a split sum stay float32; the excluded schemes would round them to the output's type.
     const uint32_t schemes = CUBLASLT_REDUCTION_SCHEME_NONE | CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
     const uint32_t alignment = 16;              // bytes: cublaslt_product has checked this for all pointers
     prefer(CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &schemes, sizeof(schemes));
@@ -160,7 +158,7 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     return plan;
 }
 
-// Computes p; false if the portable kernel must: the library's fast kernels need rows that start on 16 bytes.
+// Computes p. false: the portable kernel must, because the library's fast kernels need rows that start on 16 bytes.
 inline bool cublaslt_product(const LtProduct& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;

@@ -2,11 +2,11 @@
 //   backward: dwte[v] += the sum of the rows of dout whose token is v. The host sorts the rows by token first
 //   (EmbeddingPlan), so that each row of dwte has one block, which adds in the order of the rows: no atomics, and the
 //   same bits every time.
-//   Of 65,536 tokens of English 2,500 are " the", and a GPU would wait for that block. There, more than EMBEDDING_PART
-//   rows of a token are cut into parts this long. Each part has a block, which sums its rows in their order from
-//   0; then the parts are added to dwte in their order. The order of a token's sum depends only on its rows.
-//   scatter_rows: dinp[rows[k]] = dout[k]. BERT's masked positions are picked by embedding_forward from a table of
-//   hidden states, and no row twice, so this is the backward.
+//   Of 65,536 tokens of English 2,500 are " the", and a GPU would wait for their block. There a token's rows are cut
+//   into parts of EMBEDDING_PART rows. One block sums each part, row by row, and a second kernel adds the parts to dwte
+//   in their order. The order of a token's sum depends only on its rows.
+//   scatter_rows: dinp[rows[k]] = dout[k]. embedding_forward picks BERT's masked positions from the hidden states, no
+//   row twice: this is its backward.
 //   add_row: out[n] += row, BERT's token type. Its backward is add_row_sums (base/matrix.cuh).
 #pragma once
 
@@ -14,11 +14,11 @@
 
 #include "base/matrix.cuh"
 
-constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // cores share the tokens, and none waits for one token
+constexpr int EMBEDDING_PART = ON_GPU ? 64 : INT32_MAX;     // on a CPU other tokens keep the cores busy
 
-// The rows of a micro-batch by token, in parts of equal token: part p is rows[first[p]] .. rows[first[p + 1] - 1]. The
-// parts of hot tokens, which have several, come first, and those of hot token h are hot[h] .. hot[h + 1] - 1. It is a
-// counting sort, linear in N + V.
+// The rows of a micro-batch, sorted by token and cut into parts, each of one token: part p is rows[first[p]] ..
+// rows[first[p + 1] - 1]. Hot tokens, which have several parts, come first: hot token h has the parts hot[h] ..
+// hot[h + 1] - 1. It is a counting sort, linear in N + V.
 struct EmbeddingPlan {
     std::vector<int> rows;          // (N), by token and, for equal tokens, in the order of the batch
     std::vector<int> first;         // (parts+1)
@@ -56,11 +56,11 @@ struct EmbeddingPlan {
     size_t parts() const { return first.size() - 1; }
     size_t hot_tokens() const { return hot.size() - 1; }
     size_t hot_parts() const { return (size_t)hot.back(); }
-    // The most of them that N tokens have
+    // at most, for N tokens
     static size_t most_hot_tokens(size_t N) { return N / ((size_t)EMBEDDING_PART + 1); }
     static size_t most_hot_parts(size_t N) { return N / EMBEDDING_PART + most_hot_tokens(N); }
 };
-// The same, on the device
+// An EmbeddingPlan on the device
 struct EmbeddingRows {
     int* rows = nullptr;
     int* first = nullptr;
@@ -83,7 +83,7 @@ void embedding_forward(floatX* out, const int* tokens, const floatX* wte, size_t
 // dwte (V,C) accumulates; partial: embedding_backward_scratch floats; dout (N,C), tokens (N)
 void embedding_backward(float* dwte, float* partial, const floatX* dout, const int* tokens,
                         const EmbeddingRows& plan, int C, Stream stream);
-// dinp (N,C), dout (n,C), rows (n) all different, as blocks write in any order; the other rows of dinp stay.
+// dinp (N,C), dout (n,C), rows (n), no two equal: blocks write in any order. The other rows of dinp stay as they are.
 void scatter_rows(floatX* dinp, const floatX* dout, const int* rows, size_t n, int C, Stream stream);
 // out (N,C) += row (C)
 void add_row(floatX* out, const floatX* row, size_t N, int C, Stream stream);
@@ -99,7 +99,7 @@ LAUNCHER void embedding_forward(floatX* out, const int* tokens, const floatX* wt
     launch(embedding_forward_kernel, Grid(N, 128, 0, stream), out, tokens, wte, C);
 }
 
-// One block per part. Of the first hot_parts it writes the sum into partial (hot_parts,C).
+// One block per part: the first hot_parts blocks write their sums to partial (hot_parts,C), later ones add to dwte.
 template <int P>
 __global__ void embedding_backward_kernel(float* dwte, float* partial, const floatX* dout, const int* tokens,
                                           const int* rows, const int* first, int hot_parts, int C) {
@@ -152,7 +152,7 @@ LAUNCHER void embedding_backward(float* dwte, float* partial, const floatX* dout
            plan.hot, C);
 }
 
-// One block per row that is put back.
+// One block per row of dout.
 __global__ void scatter_rows_kernel(floatX* dinp, const floatX* dout, const int* rows, int C) {
     const size_t k = blockIdx.x;
     floatX* row = dinp + (size_t)rows[k] * C;       // (C)

@@ -3,9 +3,9 @@
 //     It is computed as x s with s = sigmoid(2u) = (1 + tanh(u)) / 2, which keeps its relative precision where
 //     1 + tanh(u) cancels.     backward: dinp = dout (s + x s (1 - s) 2 du/dx).
 //   Erf ("gelu", BERT's): out = x Phi(x), Phi(x) = (1 + erf(x / sqrt(2))) / 2. On a CPU the relative error is
-//     below 5 * 2^-23 (2.6 measured) even in the left tail, down to x = -12.9, where Phi leaves float32's range; from
-//     -13.2 on out is 0.     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
-//   Both save only their input. The backward adds up dinp's rows, too: they are the gradient of the bias in inp.
+//     below 5 * 2^-23 (measured: 2.6 * 2^-23) down to x = -12.9, where Phi leaves float32's range; below -13.2 out
+//     is 0.     backward: dinp = dout (Phi(x) + x phi(x)), phi(x) = e^(-x^2/2) / sqrt(2 pi).
+//   Both save only their input. The backward also sums dinp's rows: the gradient of the bias in inp.
 #pragma once
 
 #include "base/math.h"
@@ -26,7 +26,7 @@ constexpr float INV_SQRT_2_PI = 0.398942280f;           // 1 / sqrt(2 pi)
 
 struct GeluTanh {
     static __device__ float forward(float x) { return x * sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x)); }
-    // The sigmoid is computed again rather than saved: reading it would take longer than computing it.
+    // The sigmoid is computed again: reading it from memory would take longer.
     static __device__ float slope(float x) {
         const float s = sigmoid(GELU_TWO_SQRT_2_PI * (x + GELU_CUBE * x * x * x));
         const float du2 = GELU_TWO_SQRT_2_PI * (1.0f + 3.0f * GELU_CUBE * x * x);       // 2 du/dx
@@ -41,12 +41,12 @@ struct GeluErf {
     }
 };
 
-// Calls f with the functions of a form.
+// Calls f with the form's functions.
 template <class F> void with_gelu(Gelu form, F f) {
     if (form == Gelu::Tanh) { f(GeluTanh()); } else { f(GeluErf()); }
 }
 
-// Each thread takes every (number of threads)-th pack of P elements: on a GPU a load of 16 bytes, on a CPU a register.
+// A pack of P elements is a load of 16 bytes on a GPU, a register on a CPU.
 template <class Form, int P> __global__ void gelu_forward_kernel(floatX* out, const floatX* inp, size_t N) {
     const GridSpan s = grid_span(N / P);
     SIMD

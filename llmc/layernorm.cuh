@@ -1,8 +1,8 @@
 // layernorm.cuh -- out = (inp - mean) * rstd * weight + bias over the C channels of a row.    Ba et al. 2016, eq. 3-4
 //   backward, with n = (inp - mean) * rstd and dn = dout * weight:
 //     dinp += rstd * (dn - mean_C(dn) - n * mean_C(dn * n))
-//     The two means are there because mean and rstd depend on inp too: the output does not follow a change of the
-//     input that shifts or stretches the whole row.
+//     The two means are there because mean and rstd depend on inp: shifting or stretching a whole row does not change
+//     the output.
 //   saves mean, rstd (N) float32.  dinp, dweight, dbias accumulate.
 #pragma once
 
@@ -17,9 +17,8 @@ void layernorm_backward(floatX* dinp, float* dweight, float* dbias, float* scrat
                         int C, Stream stream);
 
 #if !defined(LAYERS_ELSEWHERE)
-// A lane's packs of a row are number lane, lane + lanes, ... On a GPU it keeps up to ROW_KEPT of them in registers: all
-// are loaded at once, before the first is needed. KEPT is their number, a constant. It is 0 on a CPU and where a row is
-// longer; then each step reads the row again, from the cache.
+// A lane has the packs lane, lane + lanes, ... of a row. On a GPU it loads up to ROW_KEPT packs at once and keeps them
+// in registers; KEPT is their number. KEPT is 0 on a CPU and for longer rows: each step reads the row from the cache.
 constexpr int ROW_KEPT = ON_GPU ? 4 : 0;
 template <int P, int KEPT> struct RowPacks {
     const floatX* row;                              // (C)
@@ -47,7 +46,7 @@ template <int KEPT, class F> __device__ __forceinline__ void each_pack(int lane,
         for (int k = lane; k < packs; k += lanes) { f(0, k); }
     }
 }
-// N sums over the packs of a lane: add(s, j, k) adds to s[0] .. s[N - 1] what a pack brings
+// N sums over the packs of a lane: add(s, j, k) adds a pack to s[0] .. s[N - 1]
 template <int KEPT, int N, class Add>
 __device__ __forceinline__ Sums<N> row_sums(int lane, int packs, int lanes, Add add) {
     if constexpr (KEPT > 0) {
@@ -80,13 +79,13 @@ __global__ void layernorm_forward_kernel(floatX* out, float* mean, float* rstd, 
     const int packs = C / P;
     const RowPacks<P, KEPT> x(inp + row * C, lane, packs);      // this block's row
     floatX* o = out + row * C;                                  // (C)
-    // 1. the mean: warp_sum adds up what the lanes have found and gives every one of them the total
+    // 1. the mean: warp_sum gives every lane the sum over all lanes
     const auto sum = row_sums<KEPT, 1>(lane, packs, lanes, [&](float* s, int j, int k) {
         const Pack<P> xs = x(j, k);
         UNROLL
         for (int e = 0; e < P; e++) { s[0] += xs.x[e]; }
     });
-    const float m = warp_sum(sum.x[0]) / C;                     // the same number in every thread
+    const float m = warp_sum(sum.x[0]) / C;
     // 2. the variance, from the differences: sum(x^2) - C m^2 would cancel
     const auto squares = row_sums<KEPT, 1>(lane, packs, lanes, [&](float* s, int j, int k) {
         const Pack<P> xs = x(j, k);
@@ -116,12 +115,10 @@ LAUNCHER void layernorm_forward(floatX* out, float* mean, float* rstd, const flo
     });
 }
 
-// One block per slab of rows, which its warps take in turn; on a CPU a block is one thread. Their sums of dweight and
-// dbias are collected in registers (KEPT > 0) or in shared memory, added up and go to partial (slabs,2C).
-//
-// Every row adds to the same C numbers of dweight and dbias. If each block added its rows to them in memory, the order
-// would be that in which the blocks happen to finish, and two runs would differ in their last bits. So each warp has
-// sums of its own, each block a row of partial, and add_slabs() adds these up in their order.
+// One block per slab of rows, which its warps take in turn; on a CPU a block is one thread. Every row adds to the same
+// C numbers of dweight and dbias. If blocks added to them in memory as they finish, two runs would differ in their last
+// bits. So each warp has its own sums, in registers (KEPT > 0) or in shared memory, each block has a row of partial
+// (slabs,2C), and add_slabs() adds the rows in their order.
 template <int P, int KEPT>
 __global__ __launch_bounds__(128, KEPT > 3 ? 3 : 4) void layernorm_backward_kernel(
     floatX* dinp, float* partial, const floatX* dout, const floatX* inp, const float* mean, const float* rstd,
@@ -135,8 +132,8 @@ __global__ __launch_bounds__(128, KEPT > 3 ? 3 : 4) void layernorm_backward_kern
     const int warp = threadIdx.x / 32;
     const int warps = ceil_div((int)blockDim.x, 32);
     float* sums = dynamic_shared();         // (warps,2,C)
-    float* dw = sums + warp * 2 * C;        // here and in db, element e of pack k is at e * packs + k: neighbouring
-    float* db = dw + C;                     // threads, other banks
+    float* dw = sums + warp * 2 * C;        // element e of pack k is at e * packs + k, so that neighbouring threads
+    float* db = dw + C;                     // have different banks
     Pack<P> kept_dw[imax(KEPT, 1)] = {};    // the lane's own sums, if it keeps its packs
     Pack<P> kept_db[imax(KEPT, 1)] = {};
     if constexpr (KEPT == 0) {

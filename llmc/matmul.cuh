@@ -1,37 +1,36 @@
 // matmul.cuh -- the linear layer: out = inp weight^T + bias + residual, with weight (OC,C).
 //   backward: dinp = dout weight;  dweight += dout^T inp;  dbias += sum of dout's rows.     saves nothing.
 //
-// All three products are a matmul() or matmul_add() of views (base/matrix.cuh). The output is cut into tiles. On a CPU
-// base/gemm.h computes each of them, and the bits depend neither on the tiles nor on the number of threads. Under nvcc
-// cuBLASLt computes whole products, and the portable kernel below only those whose rows are not aligned to 16 bytes.
+// All three products are a matmul() or matmul_add() of views (base/matrix.cuh). On a CPU base/gemm.h computes the
+// output tile by tile, with the same bits for any tiles and threads. Under nvcc cuBLASLt computes whole products, and
+// the portable kernel below only products with rows that are not aligned to 16 bytes.
 // Bias, residual and product are added in float32 and rounded to floatX once.
 #pragma once
 
 #include "base/matrix.cuh"
 #include "gelu.cuh"
 
-// Bytes of the device, in addition to the arrays, for cuBLASLt's split sums. xl splits a product into parts of 100 MB.
+// Bytes of device memory for the parts of cuBLASLt's split sums, which take 100 MB for the xl model.
 constexpr size_t MATMUL_WORKSPACE = ON_GPU ? (size_t)128 << 20 : 0;
 // out (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC) + residual (N,OC); bias and residual may be null.
 // row: elements from a row of out or residual to the next, 0: OC
 void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
                     const floatX* bias, const floatX* residual, Stream stream, int row = 0);
-// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), the gradient that reaches inp by another way; residual may
-// be null. dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC
-// floats. row: elements from a row of dout to the next, 0: OC
+// dinp (N,C) = dout (N,OC) weight (OC,C) + residual (N,C), inp's gradient from elsewhere; residual may be null.
+// dweight (OC,C) and dbias (OC) accumulate in float32; dinp and dbias may be null. scratch: MAX_SLABS * OC floats.
+// row: elements from a row of dout to the next, 0: OC
 void matmul_backward(floatX* dinp, float* dweight, float* dbias, float* scratch, const floatX* dout,
                      const floatX* residual, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
                      Stream stream, int row = 0);
-// the products that they are made of
 // out (M,N) = A (M,K) B (K,N) + bias (N) + residual (M,N); bias and residual may be null. row: as above
 void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
             const floatX* residual, Stream stream, int row = 0);
-// pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre), GPT-2's. fuse: in one call of cuBLASLt if
-// STEP_EPILOGUES has it, whose GELU is of the float32 sums; returns whether it was
+// pre (N,OC) = inp (N,C) weight (OC,C)^T + bias (OC), out (N,OC) = gelu(pre), GPT-2's. fuse allows one call of
+// cuBLASLt, with GELU of the float32 sums, if STEP_EPILOGUES has it; returns whether one call did it
 bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
                          const floatX* bias, bool fuse, Stream stream);
-// matmul_backward, then gelu_backward of inp (N,C) = gelu(pre): dpre (N,C), whose rows are added to dpre_sum (C), the
-// gradient of the bias in pre. One call of cuBLASLt makes dpre if STEP_EPILOGUES has it; returns whether it did.
+// matmul_backward, then gelu_backward of inp (N,C) = gelu(pre): dpre (N,C); dpre_sum (C), the gradient of the bias in
+// pre, accumulates. One call of cuBLASLt makes dpre if STEP_EPILOGUES has it; returns whether it did.
 // scratch: MAX_SLABS * max(OC, C) floats
 bool matmul_gelu_backward(floatX* dpre, float* dpre_sum, float* dweight, float* dbias, float* scratch,
                           const floatX* dout, const floatX* pre, const Matrix<const floatX>& inp,
@@ -67,12 +66,12 @@ constexpr int MATMUL_TILE_M = 64, MATMUL_TILE_N = 64;       // rows and columns 
 constexpr int MATMUL_UNIT_M = MICRO_M, MATMUL_UNIT_N = LANES;       // tiles are multiples of these
 inline size_t matmul_shared(int m, int n) { return sizeof(float) * (size_t)((m + n) * MATMUL_K + m * n); }
 
-// What a block does for a tile of the output, from (m0,n0) on: A (M,K) B (K,N), at most (tile_m, tile_n)
+// A block's tile of the output, from (m0,n0) on: A (M,K) B (K,N), at most (tile_m,tile_n)
 __device__ inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Matrix<const floatX>& A,
                                    const Matrix<const floatX>& B) {
     const int M = A.rows, N = B.cols;
     const int width = round_up(p.tile_n, LANES);
-    // 1. the product, slice of K by slice of K, so that what is multiplied stays in shared memory
+    // 1. the product, by slices of K that fit into shared memory
     const Matrix<float> a = view(dynamic_shared(), M, MATMUL_K);
     const Matrix<float> b = view(dynamic_shared() + p.tile_m * MATMUL_K, MATMUL_K, width);
     const Matrix<float> c = view(b.data + MATMUL_K * width, M, width);
@@ -98,7 +97,7 @@ inline size_t matmul_shared(int m, int n) {         // with room for the sums of
 inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Matrix<const floatX>& A,
                         const Matrix<const floatX>& B) {
     const int M = A.rows, N = B.cols;
-    // 1. the addends, to which the product is added: in place, or in memory of their own where out is bf16
+    // 1. the addends, then the product on top: in place, or in shared memory if out is bf16
     const bool rounds = p.sum == nullptr && sizeof(floatX) != sizeof(float);
     float* panels = dynamic_shared();
     float* all = p.sum != nullptr ? p.sum : (float*)p.out;
@@ -124,13 +123,13 @@ __global__ void matmul_kernel(MatmulArgs p) {
     matmul_tile(p, m0, n0, block(p.A, m0, p.tile_m, 0, p.A.cols), block(p.B, 0, p.B.rows, n0, p.tile_n));
 }
 
-// What cuBLASLt may do to a product's float32 sums before it rounds and stores them; GELU is GPT-2's form
+// What cuBLASLt may do to a product's float32 sums in registers, before it rounds them; GELU is GPT-2's form
 enum class Epilogue {
     None,
     Gelu,                           // extra (M,N) gets A B + bias, rounded, and out the GELU of the sums themselves
     GeluSlope                       // out = A B times GELU's slope at extra (M,N)
 };
-// Which of them a step of a bf16 build uses, added up: 1 GELU's backward, 2 its forward.
+// The epilogues that a bf16 build uses, added up: 1 GELU's backward, 2 its forward.
 // docs/gpu.md, "Epilogues", says what each does to the bits and to the time.
 #if !defined(STEP_EPILOGUES)
 #define STEP_EPILOGUES 1
@@ -161,7 +160,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     const int N = p.B.cols;
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
-    const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // for every way to compute it
+    const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // cuBLASLt's or the portable one
     if (matmul_by_library(p, stream, Epilogue::None, nullptr)) { return; }
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
     int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
