@@ -154,7 +154,7 @@ struct CableBias : BiasFunctor {
     // A pair's shares of dg_i and of dS_i / g_i. dS_j gets the opposite of its share of dS_i
     struct Shares { float dg, dS; };
     // dg_i = -sum_j dlogit |S_i - S_j|     dS_i += -g_i sum_j dlogit sign(i - j)     dS_j -= the same, summed over i
-    // In exact arithmetic the dlogit of a row sum to 0; rounded ones do not, so dS_i and dS_j must sum the same rounded
+    // In exact arithmetic the dlogit of a row sum to 0; rounded they do not, so dS_i and dS_j must sum the same rounded
     // numbers (docs/attention.md).
     __device__ void backward(int bh, int i0, int ni, int j0, int nj, float* dlogit, int ld) const {
         const Tile t = tile(bh, i0, j0);

@@ -1,8 +1,8 @@
 // attention/any_bias.cuh -- what attention does with an encoding's bias, tile by tile.
 //
 // On a GPU the kernels are compiled for each functor of position/. On a CPU they are compiled once, for AnyBias, which
-// calls these functions by their addresses, once for each tile: the inner loops are still the functor's own. So an edit
-// of attention compiles no encoding, and an edit of an encoding no attention.
+// calls these functions through pointers, once per tile: the inner loops are still the functor's. So an edit of
+// attention compiles no encoding, and an edit of an encoding compiles no attention.
 #pragma once
 
 #include <functional>
@@ -13,8 +13,8 @@
 constexpr int DECODE_TILE = 128;                            // as wide as a bias functor's tile may be
 
 #if !defined(KERNELS_ELSEWHERE)
-// scores (keys, queries) += B, times the queries' factors if there are some. Each thread handles some of the queries.
-// position/cope.cuh overloads it, because there B depends on other scores.
+// scores (keys, queries) += f B; factor: f of the tile's queries, or null. Each thread handles some of the queries.
+// position/cope.cuh overloads it, because CoPE's B depends on other scores.
 template <class Bias>
 __device__ inline void add_bias(const Bias& bias, const Matrix<float>& scores, int bh, const PairRange& t,
                                 const float* factor) {
@@ -84,7 +84,7 @@ __device__ inline void apply_factor(const Bias& bias, const Matrix<float>& dlogi
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
-// Calls f(bias) with the bias of the encoding that is bound to a layer.
+// with_bias: calls f(bias) with the bias of a layer's encoding
 
 #if defined(CUDA_BUILD)
 template <class F> void with_bias(const PositionView& view, F f) {
@@ -93,7 +93,7 @@ template <class F> void with_bias(const PositionView& view, F f) {
 #else
 struct AnyBias : BiasFunctor {
     const void* functor;
-    // for this functor: the functions above, its backward, and B_ij
+    // the functions above for this functor, its backward, and B_ij
     void (*add)(const void*, const Matrix<float>&, int, const PairRange&, const float*);
     void (*add_row)(const void*, float*, float*, int, int, int, int, float);
     void (*take)(const void*, const Matrix<float>&, const Matrix<float>&, int, const PairRange&, const float*,
@@ -149,13 +149,13 @@ LAUNCHER void with_bias(const PositionView& view, const std::function<void(const
 #endif
 
 // ----------------------------------------------------------------------------------------------------------
-// the biases themselves
+// a bias as numbers, for tests and dumps
 
 // (rows,n): B_ij of (batch, head) bh, queries i0 .. i0+rows-1 and n keys; causal: 0 where j > i
 std::vector<float> bias_rows(const PositionView& view, int bh, int i0, int rows, int n, Stream stream);
 
 #if !defined(KERNELS_ELSEWHERE)
-// One block a row
+// One block per row.
 template <class Bias>
 __global__ void attention_bias_kernel(float* out, Bias bias, int bh, int i0, int n, bool causal) {
     const int i = i0 + (int)blockIdx.x;

@@ -2,16 +2,16 @@
 //
 // Which kernel runs?
 //   decode.cuh      a single token that continues a text
-//   flash/          on the tensor cores of a GPU: bf16, a head size that is a multiple of 8 from 32 to 128, a bias of a
-//                   form that they know (FlashBias, position/encoding.cuh), and tokens that begin a text
-//   attention.cuh   everything else: these portable kernels can do it all
-// The last two skip tiles that the bias has zeroed, except the portable ones on a GPU.
+//   flash/          on a GPU's tensor cores: bf16, a head size from 32 to 128 that 8 divides, a bias with a form in
+//                   FlashBias (position/encoding.cuh), and tokens that begin a text
+//   attention.cuh   everything else: the portable kernels
+// flash/, and on a CPU the portable kernels, skip tiles that the bias has zeroed.
 #pragma once
 
 #include "../position/table.h"
 #include "visits.cuh"
 
-// The keys that a query sees, before AttentionMask: those up to its own, or those on both sides
+// The keys that a query may see, before AttentionMask: up to its own, or on both sides
 enum class Mask { Causal, Both };
 // floats of scratch that attention_forward needs
 size_t attention_forward_scratch(int B, int T, int NH);
@@ -23,9 +23,9 @@ void attention_forward(floatX* out, float* lse, float* scratch, const floatX* qk
                        int t0, Stream stream);
 // floats of scratch that attention_backward needs
 size_t attention_backward_scratch(const PositionConfig& position, int B, int T, int NH, int HS);
-// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. The rows of
-// dqkv after v.kv_len become 0. The same rows of qkv and dout, which must be finite on the tensor cores, add nothing to
-// any sum. scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
+// dqkv (B,T,OC): the q, k and v columns are overwritten; the bias functor's sums are complete on return. Rows after
+// v.kv_len become 0 in dqkv, and add nothing to any sum; in qkv and dout they must be finite on the tensor cores.
+// scratch: attention_backward_scratch(v.run, ...) floats.  dout, out (B,T,C), lse (B,NH,T)
 template <Mask Keys>
 void attention_backward(floatX* dqkv, float* scratch, const floatX* dout, const floatX* qkv, const floatX* out,
                         const float* lse, const PositionView& v, int B, int T, Stream stream);
@@ -35,15 +35,15 @@ constexpr int TILE_SKIP_T = 2048;
 inline bool skips_tiles(int T, const PositionView& v) {
     return flash_skips(encoding_traits(*v.config).form) && T >= TILE_SKIP_T && v.run->tile_skip != TileSkip::Off;
 }
-// in units of log2: how far below the row's largest logit a skipped one is
+// how far below its row's largest logit a skipped logit is at least, in units of log2
 inline float tile_skip_tau(int T, TileSkip skip) {
     return skip == TileSkip::Exact ? 128.0f : flash_skip_tau(T);
 }
-// The share of the tiles (causal: of the causal ones) that the last attention_forward computed for the first sequence
-// of a batch, from its scratch. 1 if nothing could be skipped, and with a mask, which hides other tiles.
+// The share of the (causal) tiles that the last attention_forward computed for the first sequence of a batch, from its
+// scratch. 1 if nothing could be skipped, or with a mask, whose hidden tiles are not counted.
 double live_tile_share(const float* scratch, const PositionView& v, int T, Stream stream);
 
-// The encoding whose bias the tensor-core kernels do not know, or not beside ssmax; "" if they know all
+// An encoding whose bias the tensor-core kernels do not know, or not beside ssmax; "" if there is none
 inline std::string unknown_bias(const PositionConfig& position) {
     std::string name;
     for (const std::vector<int>& layer : position.pattern) {
@@ -61,7 +61,7 @@ inline std::string unknown_bias(const PositionConfig& position) {
 
 // Which kernels a model's attention runs on, for the banner
 std::string attention_description(const PositionConfig& position, int HS);
-// An error where the tiles of the portable kernels do not fit into a block's shared memory, `limit` bytes
+// Dies if the tiles of the portable kernels do not fit into the `limit` bytes of a block's shared memory
 void check_head_size(const PositionConfig& position, int HS, bool trains, size_t limit);
 
 #if !defined(KERNELS_ELSEWHERE)
@@ -69,12 +69,12 @@ void check_head_size(const PositionConfig& position, int HS, bool trains, size_t
 
 #if defined(CUDA_BUILD)
 // ----------------------------------------------------------------------------------------------------------
-// CUDA builds choose the tensor-core kernels (flash/) wherever these can run
+// CUDA builds: the tensor-core kernels wherever they can run
 
 #include "flash/backward.cuh"
 #include "flash/forward.cuh"
 
-// A compile-time question: the kernels of an encoding without a form are never instantiated
+// A constant: the kernels of an encoding without a form are never instantiated
 constexpr bool flash_exists(FlashBias Kind) { return Kind != FlashBias::Unknown && sizeof(floatX) == sizeof(bf16); }
 // Whether attention runs on the tensor cores
 inline bool uses_flash(const PositionConfig& position, int HS) {
@@ -112,7 +112,7 @@ void choose_tiles(FlashArgs& args, float* scratch, const PositionView& v, Stream
         flash_skip<Causal, Kind>((FlashSpan*)scratch, key_norm, args, tile_skip_tau(args.T, v.run->tile_skip), stream);
     }
 }
-// Whether they take this head size and this factor
+// Whether the tensor-core kernels take this head size and this factor
 template <FlashBias Kind> bool flash_takes(const FlashArgs& args) {
     return flash_head_size(args.HS) && (args.factor == nullptr || flash_takes_factor(Kind, args.inside));
 }
@@ -143,9 +143,9 @@ bool choose_backward(floatX* dqkv, float* scratch, const floatX* dout, const flo
         args.lse = (float*)lse;
         args.dout = (const bf16*)dout;
         args.dqkv = (bf16*)dqkv;
-        float* tiles = scratch + flash_backward_scratch(Kind, B, dims.T, dims.NH);      // finds what the forward found
+        float* tiles = scratch + flash_backward_scratch(Kind, B, dims.T, dims.NH);      // with the forward's spans
         choose_tiles<Causal, Kind>(args, tiles, v, stream);
-        // the derivatives that the kernels read, and zeros in the slots that they leave out
+        // the derivatives that the kernels read, and zeros in slots that they do not write
         if (Kind == FlashBias::Fire) { begin_backward(v, qkv, B, dims.T, stream); }
         return flash_backward<Causal, Kind>(args, scratch, stream);
     }
@@ -175,20 +175,17 @@ inline double chosen_share(const float* scratch, const PositionView& v, int T, S
 }
 #else
 // ----------------------------------------------------------------------------------------------------------
-// Builds for a CPU choose nothing. But causal attention skips the tiles of keys that the bias has already zeroed: they
-// are found before it runs, and neither read nor computed.
+// CPU builds: always the portable kernels, which skip tiles of keys that a causal bias has zeroed
 //
-// The bound is flash/bias.cuh's, in natural units. With j the last key of tile n, all logits of query i in the
-// tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij, and its largest logit is at least that of its own key, which
-// has no bias. Tiles more than tau below that are skipped. tau = 128 ln 2: fast_exp would return 0 for each of their
-// keys, and as the query's own tile is the first one of attention's loop, no bit differs. docs/attention.md, "Skipping
-// tiles with a bound".
+// The bound is that of flash/bias.cuh, in natural units: with j the last key of tile n, all logits of query i in the
+// tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij. If that is more than tau below the logit of its own key, they
+// are skipped. tau = 128 ln 2 changes no bit: fast_exp would return 0, and the query's own tile comes first.
 
 // floats for first_key and key_norm
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }
 
-// first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.forgotten. key_norm, the same
-// shape: the longest key of the tiles 0 .. n. Those of the tokens before t0 are there. One block per (batch, head)
+// first_key (B*NH,tiles): the first key that a tile of queries visits, not before dims.forgotten. key_norm, of the same
+// shape: the longest key of the tiles 0 .. n; tiles before t0 have theirs. One block per (batch, head).
 template <class Bias>
 __global__ void attention_skip_kernel(int* first_key, float* key_norm, const floatX* qkv, Bias bias, AttentionDims dims,
                                       float tau) {
@@ -216,8 +213,8 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
         }
         key_norm[n] = n > 0 ? fmaxf(key_norm[n - 1], sqrtf(largest)) : sqrtf(largest);
     }
-    // 2. the first tile that one of the 64 queries needs. The bound grows with n, so each query searches by bisection
-    // among the tiles that the queries before it would skip.
+    // 2. the first tile that any of the 64 queries needs. The bound grows with n, so each query searches by bisection
+    // among the tiles that earlier queries would skip.
     for (int m = begin; m < end; m++) {
         int first = m;
         for (int i = m * TILE; i < imin((m + 1) * TILE, T); i++) {
@@ -227,7 +224,7 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
             const float least = dims.scale * dot(row, own_key, HS) - tau;
             const float* factor = dims.factors(bh, i);
             int low = dims.forgotten / TILE;
-            int probe = first - 1;                          // mostly nothing before `first` is needed
+            int probe = first - 1;                          // usually no tile before `first` is needed
             while (low < first) {
                 const float B = bias.tile(bh, m * TILE, probe * TILE)(i - m * TILE, TILE - 1);
                 const float bound = length * key_norm[probe] + (factor == nullptr ? B : *factor * B);
@@ -244,11 +241,11 @@ __global__ void attention_skip_kernel(int* first_key, float* key_norm, const flo
 template <bool Causal, class Bias>
 void skip_tiles(AttentionDims& dims, float* scratch, const floatX* qkv, const PositionView& v, const Bias& bias, int B,
                 Stream stream) {
-    const int whole = v.decodes ? dims.T : dims.stride;     // tokens of the prompt, or of the whole window
+    const int whole = v.decodes ? dims.T : dims.stride;     // tokens of the whole prompt, or window
     if (!Causal || scratch == nullptr || dims.t0 + dims.T > whole || !skips_tiles(whole, v)) { return; }
     int* first_key = (int*)scratch;
     float* key_norm = scratch + tile_skip_scratch(B, dims.stride, dims.NH) / 2;
-    const float tau = 0.693147181f * tile_skip_tau(whole, v.run->tile_skip);
+    const float tau = LN2 * tile_skip_tau(whole, v.run->tile_skip);
     const Grid grid((size_t)B * dims.NH, ATTENTION_THREADS, 0, stream);
     launch(attention_skip_kernel<Bias>, grid, first_key, key_norm, qkv, bias, dims, tau);
     dims.first_key = first_key;

@@ -7,15 +7,14 @@
 //   and then, in the order of s and in float32,
 //     M = max m_s,  out = sum_s e^(m_s - M) O_s / sum_s e^(m_s - M) l_s          docs/attention.md, "One new token"
 //
-// The window: a B_j that never grows with the distance (alibi, cable) is soon so low that a split adds nothing. With
-// the largest norm of each split kept (key_max, position/encoding.cuh) and j the last key of split s, all its logits
-// are at most |scale q| max|k| + B_j. Where this is more than tau below the logit of the query's own key, whose bias
-// is 0, the split is not read and weighs 0: the cost of a token no longer grows with the text. tau = 128 ln 2: the
-// split's weight would have been 0 in float32 too (fast_exp: below e^-87.3; the 1.4 between them is for rounding),
-// so no bit differs. tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
+// The window: where B_j never grows with the distance (alibi, cable), the bound of flash/bias.cuh holds for a split as
+// for a tile, with its longest key from key_max (position/encoding.cuh). A split whose bound is more than tau below the
+// logit of the query's own key is not read and weighs 0: the cost of a token no longer grows with the text.
+// tau = 128 ln 2 changes no bit: fast_exp returns 0 below -87.3, and the 1.4 between them is for rounding.
+// tau = (24 + log2 t0) ln 2: the sum loses less than 2^-24 of itself.
 //
-// A key or value is read once and used once, so nothing is staged: a row is cut into pieces, of 16 bytes if floatX has
-// two, and neighbouring threads take neighbouring pieces. The splits, and so the bits, depend only on t0.
+// Each key and value is used once, so nothing is staged: neighbouring threads load neighbouring pieces of a row, of 16
+// bytes in bf16. The splits, and so the bits, depend only on t0.
 #pragma once
 
 #include "choose.cuh"
@@ -26,7 +25,7 @@ inline size_t attention_decode_scratch(int B, int stride, int NH, int HS) {
 }
 
 // out (B,C), qkv (B,v.stride,OC) prepared by the encoding up to row t0; the rows after it are not read.
-// scratch: attention_decode_scratch floats. As causal attention_forward of one token, but for the order of its sums.
+// scratch: attention_decode_scratch floats. As causal attention_forward with T = 1, in another order of sums.
 void attention_decode(floatX* out, const floatX* qkv, float* scratch, const PositionView& v, int B, int t0,
                       Stream stream);
 
@@ -46,8 +45,8 @@ constexpr int DECODE_THREADS = ON_GPU ? 128 : 1;
 constexpr int DECODE_PIECE = LANES > 1 ? 2 * WAYS : 8;      // elements of a row that are loaded together
 constexpr int DECODE_WINDOW_SPLITS = 3;                     // with fewer, looking for a window costs more than it saves
 constexpr int DECODE_AHEAD = 8;                             // rows to prefetch ahead
-// Row stride of the partial dot products. A warp writes those of its keys and pieces; 4 more than a multiple of the 32
-// banks keeps them apart where a row is 8 pieces.
+// Row stride of the partial dot products: 4 more than a multiple of the 32 banks, so that a warp's 4 keys of 8 pieces
+// each go to 32 different banks.
 constexpr int DECODE_LD = DECODE_SPLIT + 4;
 static_assert(DECODE_TILE % DECODE_THREADS == 0 && DECODE_SPLIT % DECODE_TILE == 0, "a key belongs to one thread");
 static_assert(DECODE_SPLIT % LANES == 0, "the last register of a split stays inside it");
@@ -65,7 +64,7 @@ struct DecodePiece {
     lanes x[DECODE_PIECE / LANES];
 };
 
-// The first n of them, then zeros. Never reads after n: there may be no memory.
+// A piece of n elements, then zeros. Reads nothing after n: there may be no memory.
 template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p, int n) {
     DecodePiece piece;
     if constexpr (ON_GPU && sizeof(T) == 2) {
@@ -81,12 +80,12 @@ template <class T> __device__ __forceinline__ DecodePiece load_piece(const T* p,
     return piece;
 }
 
-// Prefetches a piece that is loaded soon: a head's rows are too far apart for a CPU to predict the next one.
+// Prefetches a piece: a head's rows are too far apart for a CPU to predict the next load.
 __device__ __forceinline__ void prefetch_piece(const floatX* p) {
     for (int e = 0; e < DECODE_PIECE; e += 16) { prefetch(p + e); }
 }
 
-// the dot product of two pieces: on a CPU in 16 sums, of every 16th element, which are added up in their order
+// the dot product of two pieces: on a CPU 16 sums, each of every 16th element, are added in their order
 __device__ __forceinline__ float piece_dot(const DecodePiece& a, const DecodePiece& b) {
     constexpr int SUMS = LANES > 1 ? WAYS : 1, STEP = SUMS / LANES;
     float s[SUMS], total = 0.0f;
@@ -116,8 +115,8 @@ __device__ inline float decode_max(float* scores, int n) {
     return block_max(m);
 }
 
-// Whether all logits are below `own`, the one of the query's own key, by more than tau. query: scaled; key_max: the
-// largest |k|^2 of the keys; bias: the largest of theirs. A NaN says no.
+// Whether all logits of a split are more than tau below the logit of the query's own key. query: scaled; key_max, bias:
+// the split's largest |k|^2 and B. False for a NaN.
 __device__ inline bool decode_outside_window(const float* query, const floatX* own_key, int HS, float key_max,
                                              float bias, float tau) {
     const auto sums = sums_over<2>(threadIdx.x, HS, blockDim.x, [&](float* s, int d) {
@@ -128,11 +127,11 @@ __device__ inline bool decode_outside_window(const float* query, const floatX* o
     return sqrtf(norm) * sqrtf(key_max) + bias < own - tau;
 }
 
-// How a block divides a row, and the floats of its arrays, which lie one after the other in shared memory
+// How a block divides a row, and the sizes, in floats, of its arrays in shared memory
 struct DecodeShared {
     int parts;                      // pieces of a row
     int groups;                     // of threads; each group takes whole rows
-    int query, scores, O;           // O is also add_row_bias's room for a split
+    int query, scores, O;           // O is also the room of add_row_bias
 };
 __host__ __device__ inline DecodeShared decode_shared(int HS, int threads) {
     const int parts = ceil_div(HS, DECODE_PIECE);
@@ -153,7 +152,7 @@ __device__ __forceinline__ void decode_scores(float* scores, const float* query,
         prefetch_piece(v + (size_t)c * OC + d);
         const DecodePiece key = load_piece(k + (size_t)c * OC + d, HS - d);
         scores[part * DECODE_LD + c] = piece_dot(load_piece(query + d, DECODE_PIECE), key);
-        c += blockDim.x / parts;                            // the next of this thread is blockDim.x pieces further
+        c += blockDim.x / parts;                            // this thread's next piece: blockDim.x pieces further
         part += blockDim.x % parts;
         if (part >= parts) {
             part -= parts;
@@ -178,7 +177,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     const int nj = imin(DECODE_SPLIT, t0 + 1 - j0);         // keys of this split
     float* query = dynamic_shared();                        // (width): scale q
     float* scores = query + shared.query;                   // (parts,DECODE_LD): parts of the scores; row 0 becomes P
-    float* O = scores + shared.scores;                      // (groups,width): P v, of every groups-th key
+    float* O = scores + shared.scores;                      // (groups,width): P v of every groups-th key
     const floatX* q = qkv + (size_t)(bh / dims.NH) * dims.stride * dims.OC + bh % dims.NH * HS;
     const floatX* k = q + (size_t)j0 * dims.OC + dims.C();
     const floatX* v = k + dims.C();
@@ -197,7 +196,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         const int tile = (nj - 1) / DECODE_TILE * DECODE_TILE;
         const float nearest = factor * bias.tile(bh, t0, j0 + tile)(0, nj - 1 - tile);     // the split's largest bias
         const float longest = dims.key_max[(size_t)bh * ceil_div(dims.stride, DECODE_SPLIT) + split];
-        const float tau = 0.693147181f * (dims.exact ? 128.0f : flash_skip_tau(t0));
+        const float tau = LN2 * (dims.exact ? 128.0f : flash_skip_tau(t0));
         outside = decode_outside_window(query, q + dims.C(), HS, longest, nearest, tau);
     }
     if (outside) {
@@ -215,7 +214,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
         SIMD
         for (int c = threadIdx.x; c < nj; c += blockDim.x) { scores[c] += scores[p * DECODE_LD + c]; }
     }
-    constexpr bool COUNTS = !ON_GPU || Bias::counts_gates;  // maybe: then hidden keys must not count
+    constexpr bool COUNTS = !ON_GPU || Bias::counts_gates;  // maybe CoPE's B, which counts keys: hide first
     if (!COUNTS) { add_row_bias(bias, scores, O, bh, t0, j0, nj, factor); }
     for (int c = threadIdx.x; c < nj && mask.exists(); c += blockDim.x) {
         if (mask.hides(t0, j0 + c, begin)) { scores[c] = -INFINITY; }
@@ -223,7 +222,7 @@ __global__ void attention_decode_kernel(float* partial, const floatX* qkv, Bias 
     if (COUNTS) { add_row_bias(bias, scores, O, bh, t0, j0, nj, factor); }
     // 4. exponentials and their sum
     const float largest = decode_max(scores, nj);
-    const float reference = largest > -INFINITY ? largest : 0.0f;       // a split without a finite logit weighs nothing
+    const float reference = largest > -INFINITY ? largest : 0.0f;       // no finite logit: the split weighs nothing
     const auto part_sum = sums_over<1>(threadIdx.x, nj, blockDim.x, [&](float* s, int c) {
         scores[c] = fast_exp(scores[c] - reference);
         s[0] += scores[c];

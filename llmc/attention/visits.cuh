@@ -1,9 +1,9 @@
 // attention/visits.cuh -- which (query, key) pairs attention computes, a tile at a time.
 //
-// A query sees the keys up to its own (causal) or all keys of its sequence, except those that the mask hides: outside
-// the window, after the sinks, in another document (AttentionMask, position/encoding.cuh). A sequence of the batch may
-// end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is one
-// whose weights are 0 because of the bias (first_key, choose.cuh).
+// A query sees the keys up to its own (causal) or all keys of its sequence, unless the mask hides them: keys of another
+// document, and keys that are neither in the window nor sinks (AttentionMask, position/encoding.cuh). A sequence may
+// end early (kv_len); there are no keys after its end. A tile whose pairs are all hidden is not visited, nor is a tile
+// whose weights the bias makes 0 (first_key, choose.cuh).
 #pragma once
 
 #include "../base/matrix.cuh"
@@ -18,10 +18,10 @@ constexpr bool LAST_TILE_FIRST = !ON_GPU;
 // Shapes of a call: queries t0 .. t0+T-1 of every sequence attend to keys 0 .. t0+T-1 of the same qkv (B,stride,OC).
 struct AttentionDims {
     int T, t0, stride, NH, HS, OC;                          // OC: width of a row of qkv, with the encoding's columns
-    float scale;                                            // of q.k: 1/sqrt(HS), times the encoding's score_factor
+    float scale;                                            // of q.k: 1/sqrt(HS) times score_factor
     const int* kv_len = nullptr;                            // (B), or null: all sequences have t0 + T tokens
     const int* first_key = nullptr;                         // from choose.cuh; null: no tile is skipped
-    int forgotten = 0;                                      // as in PositionView, as are factor and moment
+    int forgotten = 0;                                      // this, factor and moment: as in PositionView
     AttentionMask mask = {};
     const float* factor = nullptr;
     float* moment = nullptr;
@@ -41,7 +41,7 @@ inline AttentionDims attention_dims(const PositionView& v, int T, int t0) {
             v.mask.within(t0 + T), v.factor, v.moment};
 }
 
-// A tile of pairs, and what hides some of them
+// A tile of pairs with its mask
 template <bool Causal> struct PairTile : PairRange {
     AttentionMask mask;
 
@@ -60,7 +60,7 @@ template <bool Causal> struct PairTile : PairRange {
     __device__ bool hides_all() const {
         return mask.exists() && mask.hides_all(i0, i0 + ni, j0, j0 + nj, mask.begin(i0));
     }
-    // whether its queries are its keys, so that query r sees the keys 0 .. r at most
+    // whether its queries are its keys: query r sees at most the keys 0 .. r
     __device__ bool diagonal() const { return Causal && i0 == j0; }
     // Sets the scores (queries, keys) of hidden pairs to -inf. All threads of the block call it.
     __device__ void hide(const Matrix<float>& scores) const {
@@ -83,7 +83,7 @@ template <bool Causal, bool LastFirst> struct Visits {
     __device__ Visits(const AttentionDims& dims, int bh)
         : dims(dims), bh(bh), tokens(dims.tokens(bh / dims.NH)) {}
 
-    // A range of tiles, for `for`: the keys that a tile of queries visits, or the queries that visit a tile of keys
+    // A range for `for`: the tiles of keys that a tile of queries visits, or of queries that visit a tile of keys
     template <bool OfKeys> struct Walk {
         static constexpr bool Downwards = OfKeys && LastFirst;
         struct End {};
@@ -100,7 +100,7 @@ template <bool Causal, bool LastFirst> struct Visits {
             return {{at, n, fixed, size}, mask};
         }
         __device__ void operator++() { at += Downwards ? -ATTENTION_TILE : ATTENTION_TILE; }
-        // Steps over the tiles that are not visited; whether one is left
+        // Steps over tiles that are not visited; returns whether a tile is left
         __device__ bool operator!=(End) {
             while (exists() && visits.skips(**this)) { ++*this; }
             return exists();
@@ -139,7 +139,7 @@ __device__ inline void load_tile(float* tile, const Matrix<const floatX>& from, 
         for (int d = from.cols + (int)threadIdx.x; d < width; d += blockDim.x) { tile[r * width + d] = 0.0f; }
     }
 }
-// tile_T (HS, ATTENTION_TILE) = factor * from, transposed; the columns that from does not have are zeroed
+// tile_T (HS, ATTENTION_TILE) = factor * from, transposed; columns beyond from's rows are zeroed
 __device__ inline void load_tile_transposed(float* tile_T, const Matrix<const floatX>& from, float factor) {
     for (int d = 0; d < from.cols; d++) {
         float* row = tile_T + d * ATTENTION_TILE;

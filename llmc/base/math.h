@@ -140,6 +140,7 @@ inline uint64_t permute(uint64_t i, uint64_t n, uint64_t seed, uint64_t stream) 
 // test/simt/test_fastmath.cu.
 
 constexpr float LOG2E = 1.4426950408889634f;            // 2^(LOG2E x) = e^x
+constexpr float LN2 = 0.6931471805599453f;
 
 __host__ __device__ inline float bits_to_float(int32_t i) { return bits_as<float>(i); }
 __host__ __device__ inline int32_t float_to_bits(float f) { return bits_as<int32_t>(f); }

@@ -2,7 +2,7 @@
 //
 //   P_ij = e^(logit_ij - lse_i)     row_dot_i = dout_i.out_i     dlogit_ij = P_ij (dout_i.v_j - row_dot_i)
 //   dv_j = sum_i P_ij dout_i        dk_j = scale sum_i dlogit_ij q_i        dq_i = scale sum_j dlogit_ij k_j
-//   and the bias takes sums of dlogit; with sign_ij = 1 where i >= j, else -1:
+//   and the bias's gradients are sums of dlogit; with sign_ij = 1 where i >= j, else -1:
 //     Distance     dS_j += sum_i g_i sign_ij dlogit_ij     dS_i -= g_i sum_j sign_ij dlogit_ij
 //                  dg_i = -sum_j dlogit_ij |S_i - S_j|
 //     LogDistance  dS_j += 2 sum_i g_i w_ij     dS_i -= 2 g_i sum_j w_ij     w_ij = dlogit_ij a_ij / (1 + a_ij^2)
@@ -15,19 +15,19 @@
 //   dkdv   owns keys      scores = K Q^T   dP = V dout^T   dV += P dout, dK += dlogit Q; the column part of dS
 //   dq     owns queries   scores = Q K^T   dP = dout V^T   dQ += dlogit K; dg, the row part of dS, the
 //                         sums of Toeplitz and Fire
-// Every output has one writer and one order of summation: the same input gives the same bits. Seven products instead of
-// five pay for it. Both parts of dS sum the same float32 dlogit.
+// Every output has one writer and one order of summation, so equal inputs give equal bits. The price: seven products
+// instead of five. Both parts of dS sum the same float32 dlogit.
 // docs/attention.md: "Two kernels for the backward", "CABLE: the gradients of S and g", "The row part of dS must stay".
 #pragma once
 
 #include "bias.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
-// gathers row_dot and the other values of a query for the two kernels: (B*NH,tiles,flash_variants), padded after T
+// prepare: FlashQueries with row_dot, for the two kernels: (B*NH,tiles,flash_variants), padded after T
 
 template <FlashBias Kind, int HS>
 __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
-    constexpr int ROW_THREADS = HS / 8;                     // one per piece of 16 bytes; args.HS / 8 of them have data
+    constexpr int ROW_THREADS = HS / 8;                     // of a row, a piece of 16 bytes each; args.HS / 8 have data
     const int piece = threadIdx.x % ROW_THREADS;
     const int rows = round_up(args.T, FLASH_TILE);
     const int C = args.NH * args.HS;
@@ -37,7 +37,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     const size_t b = bt / rows;
     const size_t t = bt % rows;
     const size_t bh = b * args.NH + h;
-    // 1. row_dot = out.dout: a piece per thread, then the sum over the row's threads
+    // 1. row_dot = out.dout: of each piece, then summed over the row's threads
     float row_dot = 0.0f;
     if (b < (size_t)args.B && t < (size_t)args.T && piece * 8 < args.HS) {
         const size_t at = (b * args.T + t) * C + h * args.HS + piece * 8;
@@ -56,7 +56,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     if (t < (size_t)args.T) {
         const size_t at = bh * args.stride + t;
         const float lse = args.lse[at];
-        if (lse != -INFINITY) {                             // else padding, or a query that has seen no key: P stays 0
+        if (lse != -INFINITY) {                             // else padding, or a query without keys: P stays 0
             query.start = -lse / args.scale;
             query.minus_dot = -row_dot;
         }
@@ -78,7 +78,7 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
     query.place = raw - S[last];                            // for keys on the right
     query.start = start + weight * query.place;
     tile[FROM_LAST].row[t % FLASH_TILE] = query;
-    if (t % FLASH_TILE == 0) {                              // one thread per tile says from what
+    if (t % FLASH_TILE == 0) {                              // one thread per tile stores these origins
         const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
         tile[FROM_CHUNK].from = FlashS::of(origin);
         tile[FROM_FIRST].from = FlashS::of(origin + (double)S[first]);
@@ -89,12 +89,11 @@ __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs a
 // ----------------------------------------------------------------------------------------------------------
 // two logits of one owned row
 
-// Two logits with their gradients
 template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
     float P[2];
     float dlogit[2];
 
-    // scores: Fire's hold B
+    // Sets the values from which the products start. Fire: scores hold B
     __device__ static void start(float* scores, float* dP, const FlashQuery (&query)[2], const float (&key)[2],
                                  float side, float unit) {
         UNROLL
@@ -103,7 +102,7 @@ template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
             scores[k] = FlashTerms<Kind>::start(scores[k], query[k], key[k], side, unit);
         }
     }
-    // scores, dP: the products
+    // from the products, scores and dP
     __device__ FlashPair(const float* scores, const float* dP, const FlashQuery (&query)[2], const float (&key)[2],
                          float scale2, const bool (&hidden)[2], bool inside) {
         float x[2];                                         // log2 P
@@ -121,23 +120,26 @@ template <FlashBias Kind> struct FlashPair : FlashTerms<Kind> {
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// The two kernels. A block owns a tile of keys, or of queries; the tiles that pass by it are streamed. Shared memory:
-// two owned tiles, two stages of two streamed tiles, and the values: two stages of FlashQueries, and of each owned row
-// S, or Fire's pieces in its place. That is 51 KB (HS 64), or 99 KB (HS 128), all that sm_86 has. Without wgmma an
-// owned tile is free when its rows are in registers: the values lie in it, and after the tiles there is only
-// FlashDiagonals::carry: 48 KB (HS 64), and sm_86 has room for two.
+// the two kernels' shared memory and registers
+//
+// A block owns a tile of keys, or of queries, and streams the tiles that meet it. In shared memory are two owned tiles,
+// two stages of two streamed tiles, and the values: two stages of FlashQueries, then S of the owned rows or Fire's
+// pieces. That is 51 KB (HS 64), or 99 KB (HS 128), all that sm_86 has. Without wgmma the owned rows are in registers,
+// so the values take the place of an owned tile, and only FlashDiagonals::carry follows the tiles: 48 KB (HS 64), and
+// sm_86 has room for two blocks.
+
 constexpr size_t FLASH_OWN_BYTES = std::max(sizeof(FlashS) * FLASH_TILE, sizeof(FirePiece) * FIRE_PIECES);
 constexpr size_t FLASH_VALUES = sizeof(FlashQueries) * 2 + FLASH_OWN_BYTES;
-static_assert(FLASH_VALUES <= sizeof(bf16) * FLASH_TILE * 64, "an owned tile has room for them");
+static_assert(FLASH_VALUES <= sizeof(bf16) * FLASH_TILE * 64, "an owned tile has room for the values");
 constexpr size_t flash_backward_shared(int HS, bool free) {
     return sizeof(bf16) * 6 * FLASH_TILE * HS + (free ? sizeof(float) * FLASH_TILE : FLASH_VALUES);
 }
-// Streamed rows whose logits are in registers at a time: with all 64 the sums of HS columns would not fit beside them.
-// On Hopper the owned rows take no registers. Fire's y needs room
+// How many streamed rows have their logits in registers at a time: beside all 64 the sums of HS columns would not fit.
+// On Hopper 32 fit, because the owned rows take no registers; but not with Fire's y
 __host__ __device__ constexpr int flash_strip(FlashBias Kind) {
     return Kind != FlashBias::Fire && flash_wgmma(32) ? 32 : 16;
 }
-// on one SM: 168, 255 registers per thread
+// blocks on one SM: 3 or 2 leave 168 or 255 registers per thread
 constexpr int flash_backward_blocks(int HS) { return HS == 64 ? 3 : 2; }
 
 // How many fragments of K and V fit into the dkdv kernel's registers beside dK and dV
@@ -149,7 +151,7 @@ __host__ __device__ constexpr int flash_values_kept(FlashBias Kind, int HS) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// What both kernels must agree on: which sequence and head a block works on, where its rows are, which tiles meet
+// what both kernels share: where a block's rows are, and how they are loaded
 
 struct FlashBlock : FlashPlace {
     int b, h;
@@ -158,7 +160,7 @@ struct FlashBlock : FlashPlace {
     int tile;                       // that it owns
     int columns;                    // of a head
 
-    // one of `turns` blocks of a head; the first one owns the tile `from`
+    // one of `turns` blocks of a head, which own the tiles from `from` on
     __device__ FlashBlock(const FlashArgs& args, int turns, bool last_first = false, int from = 0)
         : FlashPlace(args, turns) {
         tile = from + (last_first ? turns - 1 - turn : turn);
@@ -168,7 +170,7 @@ struct FlashBlock : FlashPlace {
         tiles = ceil_div(args.T, FLASH_TILE);
         columns = args.HS;
     }
-    // row t of q (0), k (1), v (2); of dout; of what flash_backward_prepare_kernel wrote
+    // row t of q (0), k (1) or v (2); row t of dout; a tile of flash_backward_prepare_kernel's
     __device__ const bf16* qkv(const FlashArgs& args, int t, int which) const {
         return args.qkv + (size_t)(b * args.stride + t) * args.OC + (which * args.NH + h) * columns;
     }
@@ -182,7 +184,7 @@ struct FlashBlock : FlashPlace {
     __device__ int live_tiles() const { return ceil_div(keys, FLASH_TILE); }
 };
 
-// A block's rows, its shared memory, and the copies into it. Free: the owned tile in which the values lie, or -1
+// A block's rows, its shared memory, and the copies into it. Free: which owned tile the values overwrite, or -1
 enum FlashInput { FLASH_Q, FLASH_K, FLASH_V, FLASH_DOUT };
 template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     static constexpr int TILE_SIZE = FLASH_TILE * HS;
@@ -209,7 +211,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
     __device__ int tile() const { return block.tile; }
     __device__ int first() const { return block.tile * FLASH_TILE; }                // of the block's rows
     __device__ int row(int own) const { return row0 + lane / 4 + 8 * own; }         // the lane's
-    // the values of a streamed tile as the block meets them, and S of an owned row, counted from the same token
+    // the values of a streamed tile, and S of an owned row, counted from the same token
     __device__ const FlashQuery* met_values(int stage) const { return values[stage].row; }
     __device__ float place(int row, int stage) const { return own_S[row].minus(values[stage].from); }
 
@@ -224,7 +226,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
         load<First>(own_tile(0), tile());
         load<Second>(own_tile(1), tile());
     }
-    // Called by the whole block when the owned tiles are read no more, or if the values have a place of their own
+    // The whole block calls it when own_S is free: with Free >= 0 after the owned tile was read
     __device__ void put_own_S() const {
         if (FlashTerms<Kind>::SUMS_ROWS && threadIdx.x < FLASH_TILE) {
             const FlashQueries* own = block.template queries<Kind>(queries, tile(), FROM_CHUNK);
@@ -232,7 +234,7 @@ template <FlashBias Kind, int HS, int Free> struct FlashOwner {
             own_S[threadIdx.x] = FlashS::of(from + (double)own->row[threadIdx.x].place);
         }
     }
-    // A streamed tile
+    // Starts the copies of a streamed tile and its values
     template <FlashInput First, FlashInput Second> __device__ void fetch(int streamed, int stage) const {
         using Terms = FlashTerms<Kind>;
         constexpr bool has_values = First == FLASH_Q || Terms::PLACES || Terms::PIECES;
@@ -271,7 +273,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     const Owner owner;
     FlashFire fire;
     // Arrays are apart, as in FlashDq
-    struct Owned {                                          // of the owned keys; dK and dV leave no room for all of it
+    struct Owned {                                          // of the owned keys: as many as fit beside dK and dV
         FlashOwned<HS, flash_keys_kept(Kind, HS)> k;
         FlashOwned<HS, flash_values_kept(Kind, HS)> v;
         float inv[OWN];                                     // Fire
@@ -287,11 +289,11 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
 
     __device__ FlashMask<Causal, Masked> mask() const { return {args, owner.block.b, owner.block.keys}; }
     __device__ int end() const { return owner.block.live_tiles(); }       // of the tiles of queries
-    // Whether the queries of tile m meet the owned keys: not if their span ends before them, or begins after them
+    // Whether the queries of tile m meet the owned keys, which may be outside the queries' span
     __device__ bool meets(int m) const {
         const FlashBlock& block = owner.block;
         const int n = owner.tile();
-        // any bias tests the span, which only two have: without it ptxas spills for sm_80
+        // Skips = true for every bias, though only two have spans: else ptxas spills for sm_80
         if (Masked) { return FlashReach::of<Causal, true, true>(args, block.bh, m, end()).contains(n); }
         if (!flash_skips(Kind) || args.span == nullptr) { return !Causal || m >= n; }
         const FlashSpan span = args.span[block.bh * block.tiles + m];
@@ -309,7 +311,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         owner.template load_owned<FLASH_K, FLASH_V>();
         const int first = Causal ? owner.tile() : 0;
         const int m = owner.first() < owner.block.keys ? visited(first) : end();    // all padding: meets no query
-        const auto start = [&] {                            // what needs the place of the values
+        const auto start = [&] {                            // what goes where the values are
             owner.put_own_S();
             if (Terms::PIECES) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
             if (m < end()) { fetch(m, 0); }
@@ -319,7 +321,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         for (int r = 0; r < OWN && Terms::PIECES; r++) {
             own.inv[r] = args.inv[owner.first() + owner.row(r)];
         }
-        cp_async_commit();                                  // where no tile of queries was fetched
+        cp_async_commit();                                  // if no tile of queries was fetched
         flash_wait_copies();
         __syncthreads();
         own.k.load(owner.own_tile(0), owner.row0);
@@ -330,13 +332,13 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
         }
         return m;
     }
-    // The lane's e-th pair of a strip that begins with query c0 of a tile: two queries of a key. Its row and column in
-    // a fragment, and the first query in the tile
+    // The lane's e-th pair in the strip from query c0 on: two queries of a key. Its row and column in a fragment, its
+    // first query in the tile
     __device__ static int pair_row(int e) { return e % OWN; }
     __device__ static int pair_column(int e) { return e / OWN; }
     __device__ int pair_query(int e, int c0) const { return c0 + pair_column(e) * 8 + owner.lane % 4 * 2; }
 
-    // what the products of the queries of tile m from c0 on start from; Fire: P holds B
+    // Sets the starts of the products with a strip of tile m's queries, from c0 on. Fire: P holds B
     __device__ void start(Scores& P, Scores& dP, const FlashQuery* queries, const float (&place)[OWN], float side,
                           int m, int c0) const {
         UNROLL
@@ -355,8 +357,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side, 1.0f / args.scale);
         }
     }
-    // P holds scores and becomes probabilities, dlogit holds dP and becomes P (dP - row_dot): of the queries of tile m
-    // from c0 on. Their part of the column part of dS
+    // P holds scores and becomes probabilities, dlogit holds dP - row_dot and becomes P (dP - row_dot), for a strip of
+    // tile m's queries, from c0 on. Adds to tile_dS, the column part of dS
     template <bool Edge>
     __device__ void take_gradient(Scores& P, Scores& dlogit, float (&tile_dS)[OWN], const FlashQuery* queries,
                                   const float (&place)[OWN], int m, int c0) const {
@@ -435,20 +437,14 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
             if (m == owner.tile()) { sums.dS[r] = -sums.dS[r]; }
         }
     }
-    // q was read without its scale (docs/attention.md, "dK carries no scale"). The dq kernel subtracts the
-    // row part from dS
+    // dK lacks q's scale (docs/attention.md, "dK carries no scale"). The dq kernel subtracts the row part from dS
     __device__ void store(Sums& sums) const {
         const FlashBlock& block = owner.block;
         bf16* dk = args.dqkv + (size_t)(block.b * args.stride + owner.first()) * args.OC +
                    (args.NH + block.h) * block.columns;
-        float scale[OWN], one[OWN];
-        UNROLL
-        for (int r = 0; r < OWN; r++) {
-            scale[r] = args.scale;
-            one[r] = 1.0f;
-        }
+        const float scale[OWN] = {args.scale, args.scale}, one[OWN] = {1.0f, 1.0f};
         const int rows = args.T - owner.first();
-        // both by way of V's tile: other warps may still read values in K's
+        // both by way of V's tile: other warps may still read values in K's tile
         sums.dK.store(dk, args.OC, rows, block.columns, owner.own_tile(1), scale);
         sums.dV.store(dk + args.NH * block.columns, args.OC, rows, block.columns, owner.own_tile(1), one);
         UNROLL
@@ -462,7 +458,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDkdv {
     }
 };
 
-// on one SM: on Hopper, where the owned rows are in no registers, most have room for one more
+// blocks on one SM: most have room for one more on Hopper, where the owned rows take no registers
 constexpr int flash_dkdv_blocks(FlashBias Kind, int HS) {
     const bool line = Kind == FlashBias::Linear || Kind == FlashBias::Distance;
     return HS == 64 && flash_wgmma(flash_strip(Kind)) && !line ? 4 : flash_backward_blocks(HS);
@@ -486,7 +482,7 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
         const bf16* Q_tile = dkdv.owner.streamed_tile(stage);
         dkdv.turn_sign(sums, m);
         // 3. to 5., with masks where the tile is on the diagonal or has hidden pairs
-        const int n = block.tile;                           // FlashMask::edge; ptxas spills if it is called
+        const int n = block.tile;                           // FlashMask::edge inlined: a call makes ptxas spill
         if (m == n || (n + 1) * FLASH_TILE > block.keys || (Masked && dkdv.mask().cuts(m, n))) {
             dkdv.template meet<true>(sums, own, Q_tile, m, stage);
         } else { dkdv.template meet<false>(sums, own, Q_tile, m, stage); }
@@ -497,22 +493,22 @@ flash_backward_dkdv_kernel(FlashArgs args, const FlashQueries* queries) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// the gradient of a Toeplitz table: dq sums dlogit along the diagonals of each tile of queries, a kernel adds the sums
+// the gradient of a Toeplitz table: the dq kernel sums along the diagonals of a tile of queries, a kernel adds the sums
 
-// The diagonals of a 64 x 64 tile of dlogit, two for each of 64 threads: k and k + 64. The latter continues as k in the
+// The diagonals of a 64 x 64 tile of dlogit, k and k + 64 for each of 64 threads. Diagonal k + 64 continues as k in the
 // next tile to the right. docs/attention.md, "The gradient of a Toeplitz table".
 struct FlashDiagonals {
     float* dlogit;                  // (64,64), in the order of at(), which keeps the banks apart
-    float* carry;                   // (64): of the last tile, diagonals 64 ..; 127 is none, and 0
+    float* carry;                   // (64): diagonals 64 .. of the last tile; 127 is none: 0
     float* slab;                    // ((tiles+1)*64): diagonal k of tile n, j - i = 64 (n - m) + k - 63, at 64 n + k
 
-    // eight rows at the columns 0, 2, 4, 6 are 32 banks, and so are 32 neighbouring columns of one row
+    // eight rows at the columns 0, 2, 4, 6 have 32 banks, and so have 32 neighbouring columns of a row
     __device__ static int at(int r, int c) { return r * FLASH_TILE + (c ^ ((r & 7) * 8 | (r >> 2 & 1))); }
     __device__ void put(int r, int c, float x0, float x1) const {
         dlogit[at(r, c)] = x0;
         dlogit[at(r, c + 1)] = x1;
     }
-    // the sums of tile n; first: no tile to its left, whose diagonals would continue here
+    // the sums of tile n; first: no tile to its left has diagonals that continue here
     __device__ void add(int n, bool first) const {
         const int k = threadIdx.x % 64;
         float left = 0.0f;
@@ -525,12 +521,12 @@ struct FlashDiagonals {
         slab[n * 64 + k] = first ? left : left + carry[k];
         carry[k] = right;
     }
-    // the last diagonals of tile n, 64 .. 126: there is no tile to its right
+    // the diagonals 64 .. 126 of tile n, which has no right neighbour to finish them
     __device__ void end_after(int n) const { slab[(n + 1) * 64 + threadIdx.x % 64] = carry[threadIdx.x % 64]; }
 };
 
-// The slabs (B*NH,count,(tiles+1)*64) of `count` query tiles, from tile `first` on. A launch has only these, since with
-// a slab for every tile scratch would grow with T * T.
+// The slabs (B*NH,count,(tiles+1)*64) of one launch, for `count` tiles of queries from `first` on: slabs for all tiles
+// would grow with T * T.
 struct FlashSlabs {
     float* data;
     int first, count;
@@ -541,7 +537,7 @@ struct FlashSlabs {
 };
 
 // dtable[b,h] is the sum of the query tiles' slabs, in order; columns that no distance reaches become 0. Launched after
-// each launch of the dq kernel: the first one overwrites, the rest continue the sum.
+// each launch of the dq kernel: the first overwrites, later launches continue the sum.
 template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(FlashArgs args, FlashSlabs slabs) {
     const FlashBlock block(args, (int)gridDim.x / (args.B * args.NH));
     const int column = block.turn * blockDim.x + threadIdx.x;
@@ -549,7 +545,7 @@ template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(
     float* total = args.dtable + (size_t)block.bh * args.table_entries + column;
     float sum = slabs.first == 0 ? 0.0f : *total;
     for (int m = slabs.first; m < slabs.first + slabs.count; m++) {
-        const int at = column - args.table_zero + m * FLASH_TILE + 63;      // where the column is in the slab of tile m
+        const int at = column - args.table_zero + m * FLASH_TILE + 63;      // the column's place in the slab of tile m
         const FlashReach reach = FlashReach::of<Causal, false, Masked>(args, block.bh, m, block.live_tiles());
         const bool sinks = reach.has_sinks() && at >= reach.sinks_begin * FLASH_TILE;
         const bool window = reach.end > 0 && at >= reach.first * FLASH_TILE;
@@ -572,13 +568,13 @@ template <bool Causal, bool Masked> __global__ void flash_backward_table_kernel(
 
 // A block and its steps. Rows of the scores are queries, columns are keys. Masked: args.mask is obeyed.
 template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
-    static constexpr int FREE = HAS_WGMMA ? -1 : 1;         // Fire's sums are in the place of q
+    static constexpr int FREE = HAS_WGMMA ? -1 : 1;         // not 0: Fire's sums take the place of q
     using Owner = FlashOwner<Kind, HS, FREE>;
     using Terms = FlashTerms<Kind>;
     static constexpr int STRIP = flash_strip(Kind);
     using Scores = FlashFragment<STRIP>;
     static constexpr int OWN = FLASH_OWN;                   // the lane's rows
-    // whether the products read q and dout where they are; Toeplitz needs their place
+    // whether the products read q and dout in shared memory, where Toeplitz has its diagonals
     static constexpr bool IN_PLACE = flash_wgmma(STRIP) && !Terms::DIAGONALS;
     const FlashArgs& args;
     const Owner owner;
@@ -588,7 +584,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     const FlashReach reach;                                 // the tiles of keys that the block meets
     // Arrays are apart: the compiler promotes the members above to registers only if no array is beside them.
     struct Owned {                                          // of the owned queries
-        FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // one sum less than in the other kernel: they fit
+        FlashOwned<HS, IN_PLACE ? 0 : HS / 16> q, dout;     // both fit: dkdv has one sum more
         FlashQuery query[OWN];                              // the lane's
     };
     struct Sums {
@@ -604,7 +600,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
           reach(FlashReach::of<Causal, flash_skips(Kind), Masked>(args, owner.block.bh, owner.tile(),
                                                                   owner.block.live_tiles())) {}
     static constexpr bool PART = Terms::DIAGONALS;       // a launch has the queries of slabs.count tiles
-    // in the place of q and dout, which are in registers by then, and after the tiles, where no values are needed
+    // dlogit overwrites q and dout, which are in registers; carry follows the tiles, where Toeplitz has no values
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
         const FlashBlock& block = owner.block;
         return {(float*)owner.own_tile(0), (float*)owner.streamed_tile(2), slabs.of(block.bh, block.tile, block.tiles)};
@@ -613,7 +609,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     __device__ int after(int n) const { return Masked ? reach.after(n) : n + 1; }
     __device__ void fetch(int n, int stage) const { owner.template fetch<FLASH_K, FLASH_V>(n, stage); }
     __device__ void load_owned(Owned& own) {
-        const auto start = [&] {                            // what needs the place of the values
+        const auto start = [&] {                            // what goes where the values are
             owner.put_own_S();
             if (reach.end > 0) { fetch(reach.begin(), 0); }
             if (Terms::PIECES) { fire.stage((FirePiece*)owner.own_S, args, owner.block.h); }
@@ -628,7 +624,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         __syncthreads();
         own.q.load(owner.own_tile(0), owner.row0);
         own.dout.load(owner.own_tile(1), owner.row0);
-        // in the place of q, as the diagonals are
+        // overwrites q, as diagonals do
         fire_sums.of = (double*)(owner.own_tile(0) + owner.row0 * FLASH_COLUMNS);
         if (Terms::PIECES) {
             syncwarp();
@@ -639,12 +635,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             start();
         }
     }
-    // The lane's e-th pair of a strip that begins with key c0 of a tile: two keys of a query. Its row and column in a
-    // fragment, and the first key in the tile
+    // The lane's e-th pair in the strip from key c0 on: two keys of a query. Its row and column in a fragment, its
+    // first key in the tile
     __device__ static int pair_row(int e) { return e / (STRIP / 8); }
     __device__ static int pair_column(int e) { return e % (STRIP / 8); }
     __device__ int pair_key(int e, int c0) const { return c0 + pair_column(e) * 8 + owner.lane % 4 * 2; }
-    // what the products of the keys of tile n from c0 on start from; Fire: P holds B
+    // Sets the starts of the products with a strip of tile n's keys, from c0 on. Fire: P holds B
     __device__ void start(Scores& P, Scores& dP, const FlashQuery (&queries)[OWN], const FlashQuery* keys, float side,
                           int n, int c0) const {
         UNROLL
@@ -664,8 +660,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             FlashPair<Kind>::start(P.pair(r, n8), dP.pair(r, n8), query, key, side, 1.0f / args.scale);
         }
     }
-    // P holds scores, dlogit holds dP - row_dot and becomes P (dP - row_dot): of the keys of tile n from c0 on. Their
-    // part of the sums over the tile; Toeplitz's tile
+    // P holds scores, dlogit holds dP - row_dot and becomes P (dP - row_dot), for a strip of tile n's keys, from c0 on.
+    // Adds to tile_sum and tile_dg; Toeplitz: stores the tile of dlogit
     template <bool Edge>
     __device__ void take_gradient(Scores& P, Scores& dlogit, const FlashQuery (&queries)[OWN], const FlashQuery* keys,
                                   float (&tile_sum)[OWN], float (&tile_dg)[OWN], float side, int n, int c0) const {
@@ -769,12 +765,12 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
         if (threadIdx.x < FLASH_TILE) { diagonals.add(n, starts); }
         if (Masked && reach.gap_after(n) && threadIdx.x < 63) { diagonals.end_after(n); }
     }
-    // no tile on the right takes the last diagonals
+    // the last tile has no right neighbour to finish its upper diagonals: store them here
     __device__ void store_diagonals() const {
         __syncthreads();
         if (reach.end > 0 && threadIdx.x < 63) { diagonals.end_after(reach.end - 1); }
     }
-    // the warps' sums
+    // Fire: the sum over the warps
     __device__ void store_fire(double* partial) const {
         constexpr int SIZE = FIRE_PIECES * FIRE_SUMS;
         partial += ((size_t)owner.block.bh * owner.block.tiles + owner.tile()) * SIZE;
@@ -791,10 +787,8 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
     __device__ void store_dq(Sums& sums) const {
         const FlashBlock& block = owner.block;
         bf16* dq = args.dqkv + (size_t)(block.b * args.stride + owner.first()) * args.OC + block.h * block.columns;
-        float factor[OWN];
-        UNROLL
-        for (int r = 0; r < OWN; r++) { factor[r] = args.scale; }
-        sums.dQ.store(dq, args.OC, args.T - owner.first(), block.columns, owner.own_tile(0), factor);
+        const float scale[OWN] = {args.scale, args.scale};
+        sums.dQ.store(dq, args.OC, args.T - owner.first(), block.columns, owner.own_tile(0), scale);
     }
     __device__ void store_row_sums(const Sums& sums, const Owned& own) const {
         UNROLL
@@ -804,10 +798,10 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
             const float sum = quad_sum(sums.row[r]);
             const float moment = quad_sum(sums.dg[r]);
             const bool left = Causal || reach.end <= owner.tile() + 1;
-            const float sign = left ? 1.0f : -1.0f;         // of the last tile: see turn_sign
+            const float sign = left ? 1.0f : -1.0f;         // the last tile's: see turn_sign
             const size_t to = (size_t)owner.block.bh * args.stride + i;
             if (owner.lane % 4 != 0 || i >= args.T) { continue; }
-            // g of Distance is over scale
+            // Distance: g is over scale
             args.dS[to] -= Terms::SIGNED ? args.scale * (g * (sign * sum)) : 2.0f * (g * sum);
             args.dg[to] = args.factor_of(owner.block.bh, i) * moment;
             const float weight = Terms::SIGNED ? args.scale * g : g;
@@ -848,8 +842,8 @@ flash_backward_dq_kernel(FlashArgs args, const FlashQueries* queries, FlashSlabs
 // ----------------------------------------------------------------------------------------------------------
 // launchers
 
-// Toeplitz: the number of each head's tiles of queries in one launch of the dq kernel, each with a slab for the sums of
-// its diagonals: enough to fill the machine, but at least 32 (2,048 tokens).
+// Toeplitz: how many tiles of queries of each head, with a slab each, a launch of the dq kernel has: enough to fill the
+// machine, but at least 32 (2,048 tokens).
 constexpr int FLASH_SLABS = 32;
 inline int flash_slabs(int BNH, int T) {
     const int enough = ceil_div(2 * FLASH_WAVE, BNH);
@@ -902,9 +896,9 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     }
 }
 
-// Overwrites the q, k and v columns of dqkv; dS and dg (B*NH,stride) at 0 .. T-1, as CableBias::backward leaves them,
-// before the suffix sum; dtable (B*NH,table_entries), as ToeplitzBias::backward leaves it; the first slots of Fire's
-// sums: the other slots stay as they are. false: these kernels do not have this head size, and nothing was done.
+// Overwrites the q, k and v columns of dqkv, and the sums of the functors' backward(): dS and dg (B*NH,stride) at 0 ..
+// T-1, before the suffix sum; dtable (B*NH,table_entries); the first slots of Fire's sums, whose other slots stay as
+// they are. false: these kernels do not have this head size, and nothing was done.
 template <bool Causal, FlashBias Kind> bool flash_backward(const FlashArgs& args, float* scratch, Stream stream) {
     if (FlashTerms<Kind>::DIAGONALS) {
         const int right = args.table_entries - args.table_zero;             // entries at i = j and to its right

@@ -1,7 +1,7 @@
 // attention/flash/bias.cuh -- the forms of a bias: what scores start from, what gradients sum, which tiles stay alive.
 //
-// The product of the forward starts from B over scale (FlashStart), so that no logit waits for an addition; the two
-// kernels of the backward have FlashTerms, made for each pair of logits. FlashPlaces is S of a token.
+// The forward has FlashStart, B over scale, from which its product starts; the two kernels of the backward have
+// FlashTerms, made for each pair of logits. FlashPlaces knows S of a token.
 #pragma once
 
 #include "../../position/fire.cuh"
@@ -10,11 +10,12 @@
 // ----------------------------------------------------------------------------------------------------------
 // the forward
 //
-// A FlashStart is a block's bias. Its `shared` has two stages of what a tile of keys brings, then what stays:
-//   rows   once: the lane's rows i and i + 8
-//   fetch  starts this thread's loads of what the keys of tile n bring; no warp waits for them
-//   put    puts it into the tile's stage, when it has arrived
-//   meet   once a tile, before its pairs. Edge: the queries' own tile and the last one, with pairs on both sides
+// A FlashStart is a block's bias. Its shared memory has two stages with the values of a tile of keys, then the values
+// of the block. Its steps:
+//   rows   once: takes the lane's rows i and i + 8
+//   fetch  starts to load the thread's values for the keys of tile n; no warp waits for them
+//   put    stores the loaded values in the tile's stage
+//   meet   once a tile, before its pairs. Edge: the queries' own tile and the last tile, with keys on both sides
 //   pairs  B over scale, without row_bias, of the lane's four pairs at the k-th 8 keys
 
 constexpr int FLASH_STAGE = 2 * FLASH_TILE;                 // floats
@@ -25,8 +26,8 @@ __device__ inline int flash_lane_column() { return (int)threadIdx.x % 4 * 2; }
 // None: B = 0
 template <FlashBias Kind> struct FlashStart {
     static constexpr int SHARED = 0;                        // floats
-    static constexpr bool EDGE = false;                     // whether pairs of an Edge are computed in another way
-    float row_bias[FLASH_OWN] = {};                         // what is added to all logits of a row, over scale
+    static constexpr bool EDGE = false;                     // whether the pairs of an Edge differ
+    float row_bias[FLASH_OWN] = {};                         // added to all logits of a row, over scale
 
     __device__ FlashStart(const FlashArgs&, int, int, float*) {}
     __device__ void rows(const FlashArgs&, int) {}
@@ -52,7 +53,7 @@ template <FlashBias Kind> struct FlashPlaces {
     __device__ float offset(int i) const { return args.S_offset[(size_t)bh * args.stride + i]; }
     __device__ float distance(int i, int j) const { return (float)(origin(i) - origin(j)) + (offset(i) - offset(j)); }
     __device__ float g(int i) const { return args.factor_of(bh, i) * args.g[(size_t)bh * args.stride + i]; }
-    __device__ float slope(int i) const { return g(i) / args.scale; }       // of |S_i - S_j|, in the unit of q.k
+    __device__ float slope(int i) const { return g(i) / args.scale; }       // of -|S_i - S_j|, over scale
 };
 template <> struct FlashPlaces<FlashBias::Linear> {         // S_i = i
     const FlashArgs& args;
@@ -62,18 +63,17 @@ template <> struct FlashPlaces<FlashBias::Linear> {         // S_i = i
     __device__ float slope(int) const { return args.slopes[bh % args.NH] / args.scale; }
 };
 
-// What a tile of keys brings. S_ref: S of flash_reference
+// A stage: the values of a tile of keys. S_ref: S of flash_reference
 struct FlashKeyS {
     float S[FLASH_TILE];        // sign (S_j - S_ref)
-    float shift[2];             // what makes sign (S_i - S_ref) of the row's sign S_i, in two parts
-    float sign;                 // -1 right of the queries: there S_j - S_ref grows with the distance to them
+    float shift[2];             // sign S_i + shift = sign (S_i - S_ref); in two parts
+    float sign;                 // -1 right of the queries, where S_j - S_ref grows with the distance
     float unused;
 };
 static_assert(sizeof(FlashKeyS) <= sizeof(float) * FLASH_STAGE, "room for it");
 
-// The key of tile n from which S is counted: the nearest to the queries of tile m. On the diagonal there is none (-1),
-// and S counts from its chunk: the difference of two neighbours is then exact. docs/attention.md, "Where S is counted
-// from".
+// The key of tile n from which S is counted: the nearest to the queries of tile m. On the diagonal it is none (-1): S
+// counts from its chunk, and the difference of two neighbours is exact. docs/attention.md, "Where S is counted from".
 __device__ inline int flash_reference(int n, int m) {
     if (n == m) { return -1; }
     return n < m ? n * FLASH_TILE + FLASH_TILE - 1 : n * FLASH_TILE;
@@ -84,7 +84,7 @@ template <FlashBias Kind> struct FlashDistances {
     const FlashPlaces<Kind> places;
     const int m;                                            // the queries' tile
     float* stages;
-    float* S;                                               // in shared memory, of the lane's row 8 own
+    float* S;                                               // S[8 own]: of the lane's row, in shared memory
     const FlashKeyS* keys;                                  // of the current tile
     float slope[FLASH_OWN];
     float from_ref[FLASH_OWN];                              // sign (S_i - S_ref) of the current tile
@@ -106,9 +106,9 @@ template <FlashBias Kind> struct FlashDistances {
 
 // Distance, LogDistance: S and g are arrays of CABLE
 template <FlashBias Kind> struct FlashCable : FlashDistances<Kind> {
-    float S_left = 0.0f, S_right = 0.0f;                    // S of the thread's key and S_ref: the left token's first
-    double key_origin = 0.0;                                // from which they are counted
-    const double origin;                                    // and from which S of the queries is
+    float S_left = 0.0f, S_right = 0.0f;                    // S of the thread's key and S_ref, by position
+    double key_origin = 0.0;                                // from which S of the keys is counted
+    const double origin;                                    // from which S of the queries is counted
     using FlashDistances<Kind>::places, FlashDistances<Kind>::m;
 
     __device__ FlashCable(const FlashArgs& args, int bh, int m, float* shared)
@@ -134,8 +134,8 @@ template <FlashBias Kind> struct FlashCable : FlashDistances<Kind> {
         to->S[t] = S_left - S_right;
         if (t > 0) { return; }
         to->sign = n > m ? -1.0f : 1.0f;
-        // Origins and S_ref are added in float64 and handed over in two float32 parts: they cancel in a tile next to
-        // the queries', and in one to the right of it the first part cancels with the row's S.
+        // Origins and S_ref are added in float64 and stored in two float32 parts: they cancel in a tile next to the
+        // queries', and in a tile to its right the first part cancels with the row's S.
         const double shift = origin - key_origin - (double)(n > m ? S_left : S_right);
         to->shift[0] = to->sign * (float)shift;
         to->shift[1] = to->sign * (float)(shift - (double)(float)shift);
@@ -203,11 +203,11 @@ __device__ inline float flash_log(float a) {
     a = fminf(fabsf(a), 1e18f);
     return lg2(1.0f + a * a);
 }
-// B, -g_i log2(1 + (S_i - S_j)^2) / log2 e, is in the exponent and in the running maximum like any other: a factor (1 +
-// D^2)^-g_i after the exponential would be 0 where the exponential overflows.
+// B = -g_i log2(1 + D^2) / log2 e, D = S_i - S_j, is added to the exponent like any bias: a factor (1 + D^2)^-g_i after
+// the exponential would be 0 where the exponential overflows.
 template <> struct FlashStart<FlashBias::LogDistance> : FlashCable<FlashBias::LogDistance> {
     static constexpr bool EDGE = false;
-    float inner[FLASH_OWN];                                 // of the distances inside the logarithm
+    float inner[FLASH_OWN];                                 // the factor of D inside the logarithm
     using FlashCable::FlashCable;
 
     __device__ void rows(const FlashArgs& args, int i) {
@@ -230,15 +230,15 @@ template <> struct FlashStart<FlashBias::LogDistance> : FlashCable<FlashBias::Lo
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// Toeplitz, Fire: functions of j - i, from a table. A tile of keys brings the entries [t] of j - i = j0 - i0 + t - 63
+// Toeplitz, Fire: functions of j - i, from a table. Entry t of a stage is for j - i = j0 - i0 + t - 63
 
 template <FlashBias Kind> struct FlashTable {
     static constexpr bool EDGE = false;
     const int m, h;                                         // the queries' tile, the head
     float* stages;
-    float value = 0.0f;                                     // the thread's entry of the tile that is on its way
+    float value = 0.0f;                                     // the thread's entry for the next tile
     const float* entry;                                     // of the lane's first row and column of the current tile
-    // Row group + 8 meets at column c + 8 the diagonal that row group meets at column c, so each entry is read once
+    // Row group + 8 at column c + 8 has the diagonal of row group at column c, so each entry is read once
     float at[FLASH_OWN][2];                                 // entries of the lane's rows, at these 8 columns
     float row_bias[FLASH_OWN] = {};
 
@@ -279,20 +279,20 @@ template <> struct FlashStart<FlashBias::Toeplitz> : FlashTable<FlashBias::Toepl
 };
 
 // ----------------------------------------------------------------------------------------------------------
-// the backward: a query, and where its S is counted from
+// the backward: queries, and where their S is counted from
 
 // A query as its logits need it, logits over scale, like q.k. Padding, and the rows after T, have start = -inf: P = 0.
 struct alignas(16) FlashQuery {
-    float start;        // -lse / scale. Distance, but for keys of the own tile: and what of B is the same for all keys
+    float start;        // -lse / scale; Distance: plus the part of B that all keys share, unless they are the own tile
     float minus_dot;    // -row_dot
     float weight;       // of its distances. Linear: slope / scale.  Distance: g / scale.  LogDistance: g.  Fire: 1/norm
                         // g is times the query's factor
-    float place;        // S, counted from what its FlashQueries say. Linear: the position.  Fire: the norm's derivative
+    float place;        // S, counted from FlashQueries::from. Linear: the position.  Fire: the norm's derivative
 };
 
-// The queries of a tile, and from what their S is counted: the chunk's origin, the tile's first row or its last,
-// whichever of these two is nearer to the tile that meets it. Then S_i and S_j differ in sign, or neither has lost a
-// bit, and nothing cancels. docs/attention.md, "Where S is counted from".
+// The queries of a tile, with S counted from the chunk's origin, or from the tile's first or last row, whichever is
+// nearer to the tile that meets it: S_i and S_j then differ in sign, or neither has lost a bit, and nothing cancels.
+// docs/attention.md, "Where S is counted from".
 enum FlashFrom { FROM_CHUNK, FROM_FIRST, FROM_LAST };
 struct alignas(8) FlashS {              // S in two parts: a difference has only the rounding of its own size
     float high, low;
@@ -301,7 +301,7 @@ struct alignas(8) FlashS {              // S in two parts: a difference has only
 };
 struct alignas(16) FlashQueries {
     FlashQuery row[FLASH_TILE];
-    FlashS from, unused;                                    // S of the token that it is counted from; 16 bytes
+    FlashS from, unused;                                    // S of that token or origin; padded to 16 bytes
 };
 // On which side of the queries of tile m the keys of tile n are: 1 left, -1 right, 0 both. Edge: m and n may be equal
 template <bool Causal, bool Edge> __device__ inline float flash_side(int m, int n) {
@@ -318,23 +318,22 @@ __device__ inline float flash_table(const FlashArgs& args, int h, int i, int j) 
     return args.table[(size_t)h * args.table_entries + entry];
 }
 
-// A bias in two logits of one owned row, neighbours in the streamed direction: two keys of a query, or two queries of a
-// key. None has nothing in them.
-//   start      what the product of a pair starts from, q.k over scale, so that the tensor cores are busy meanwhile.
-//              key: the key's place, counted from what its query's is. side: flash_side. unit: 1 / scale
-//   gradient   what start left out of log2 P, and what the sums need of it
-//   to_query   adds dlogit to the dq kernel's sums over a tile of keys: `sum`, of the row part of dS, and dg
-//   to_key     adds it to the column part of dS, in the dkdv kernel
-//   finish     dg of a query from both sums, when the tile is done
+// The bias of two neighbouring logits of an owned row: two keys of a query, or two queries of a key. None: no bias.
+//   start      the value from which a logit's product starts, over scale, so that the tensor cores add it.
+//              key: the key's place, counted like its query's. side: flash_side. unit: 1 / scale
+//   gradient   adds the terms of log2 P that start left out, and keeps their derivatives for the sums
+//   to_query   dq kernel: adds dlogit to the sums over a tile of keys: `sum`, for the row part of dS, and dg
+//   to_key     dkdv kernel: adds dlogit to the column part of dS
+//   finish     adds a tile's sums to dg of a query
 //   fill       weight and place of query t, S counted from its chunk
-// turned: dlogit, or -dlogit where i < j on a bidirectional diagonal: there each pair has its own sign
+// turned: dlogit, or -dlogit where i < j on a bidirectional diagonal, where each pair has its own sign
 template <FlashBias Kind> struct FlashTerms {
-    // What the kernels do for it
-    static constexpr bool PLACES = false;                   // start needs the place of a key
+    // what the kernels do for the bias
+    static constexpr bool PLACES = false;                   // start reads the key's place
     static constexpr bool SUMS_ROWS = false;                // dlogit is summed by rows and columns: dS, dg
-    static constexpr bool SIGNED = false;                   // and i < j counts with the other sign
+    static constexpr bool SIGNED = false;                   // in these sums pairs with i < j have the other sign
     static constexpr bool DIAGONALS = false;                // dlogit is summed along the diagonals of a table
-    static constexpr bool PIECES = false;                   // and by the pieces of Fire's f
+    static constexpr bool PIECES = false;                   // dlogit is summed by the pieces of Fire's f
     float distance[2];                                      // SUMS_ROWS: S_i - S_j
 
     __device__ static float start(float, const FlashQuery& query, float, float, float) { return query.start; }
@@ -401,8 +400,8 @@ template <> struct FlashTerms<FlashBias::LogDistance> : FlashTerms<FlashBias::No
         query.place = args.S_offset[bh * args.stride + t];
     }
 
-    // inside: h = g and w = 1, else h = 1 and w = g, in -w log(1 + (h D)^2). One reciprocal for two; 1e9: their product
-    // stays finite
+    // -w log(1 + (h D)^2), with h = g and w = 1 if inside, else h = 1 and w = g. Two quotients share a reciprocal; 1e9
+    // keeps the product of their divisors finite
     __device__ void gradient(float (&x)[2], const FlashQuery (&query)[2], bool inside) {
         float a[2], u[2], log[2];
         UNROLL
@@ -428,7 +427,7 @@ template <> struct FlashTerms<FlashBias::LogDistance> : FlashTerms<FlashBias::No
     }
 };
 
-// How many FlashQueries each tile has, and which one an owned tile meets
+// How many FlashQueries each tile has, and which of them an owned tile meets
 __host__ __device__ constexpr int flash_variants(FlashBias Kind) { return flash_is_cable(Kind) ? 3 : 1; }
 template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, int owned) {
     if (flash_variants(Kind) == 1 || streamed == owned) { return FROM_CHUNK; }
@@ -439,12 +438,12 @@ template <FlashBias Kind> __device__ inline FlashFrom flash_from(int streamed, i
 // Fire in both passes: f of y_ij = psi(|i-j|) / norm(max(i,j)), f piecewise linear (position/fire.cuh), and the sums of
 // dlogit that its gradients are made of
 //
-// y is monotonic in the distance and in the later position, so the pairs of a few rows and columns lie between the y of
-// two corners. A warp counts the breaks below each (a lane has one of the 32). Then with `base` the piece of the lower
-// corner
+// y is monotonic in the distance and in the later position, so for a few rows and columns y lies between its values at
+// two corners. A warp counts the breaks below both (each lane has one of the 32 breaks). With `base` the piece of the
+// lower corner
 //   f(y) = line of piece `base` + sum over the breaks t between the corners of bend_t max(0, y - t)
-// is a loop without a branch that differs between lanes, and seldom has more than one turn: docs/attention.md, "FIRE on
-// the tensor cores".
+// is a loop in which no lanes diverge, and seldom has more than one turn: docs/attention.md, "FIRE on the tensor
+// cores".
 
 static_assert(FIRE_UNITS == 32, "a lane of a warp has one break");
 static_assert(FIRE_SUMS == 4, "flash_warp_sums");
@@ -452,7 +451,7 @@ static_assert(FIRE_SUMS == 4, "flash_warp_sums");
 // f of one head, and the pieces of the current pairs
 struct FlashFire {
     const FirePiece* piece;         // (FIRE_PIECES) in shared memory, over the scale: in the unit of q.k
-    float end;                      // of the piece that has the lane's number
+    float end;                      // of the lane's piece
     int base, last;                 // the first and the last piece of the current pairs
 
     // All threads of the block call it; the pieces may be read after the next barrier.
@@ -466,14 +465,14 @@ struct FlashFire {
             ((float*)to)[e] = e % FLOATS == 2 ? x : x / args.scale;
         }
     }
-    // psi at the distance of two positions; masked pairs may be further apart than any two tokens
+    // psi of the distance of two positions, cut off: masked pairs may be further apart than any two tokens
     __device__ static int distance(const FlashArgs& args, int i, int j) {
         return imin(i > j ? i - j : j - i, args.table_zero);
     }
     __device__ static float psi(const FlashArgs& args, int i, int j) {
         return args.table[args.table_zero - distance(args, i, j)];
     }
-    // Called by a whole warp before it takes the pairs of these rows and columns; either may be the queries
+    // A whole warp calls it before the pairs of these rows and columns; rows or columns may be the queries
     __device__ void meet(const FlashArgs& args, int row, int rows, int column, int columns) {
         const int row_end = row + rows - 1;
         const int column_end = column + columns - 1;
@@ -513,9 +512,9 @@ __device__ inline float flash_warp_sums(const float (&x)[4]) {
     return sum;
 }
 
-// What a warp sums over its queries and all their keys, in shared memory: for each piece dlogit, dlogit y, dlogit
-// dy/d|c|, -dlogit dy/dL. Each of the lanes 0 to 3 holds one of the four, in float64, because the terms cancel: each
-// row of dlogit sums to 0.
+// A warp's sums over its queries and all their keys, in shared memory: for each piece dlogit, dlogit y, dlogit dy/d|c|,
+// -dlogit dy/dL. Lanes 0 to 3 add one of the four each, in float64, because the terms cancel: each row of dlogit sums
+// to 0.
 struct FlashFireSums {
     double* of;                     // (FIRE_PIECES,FIRE_SUMS)
 
@@ -523,7 +522,7 @@ struct FlashFireSums {
         for (int e = threadIdx.x % 32; e < FIRE_PIECES * FIRE_SUMS; e += 32) { of[e] = 0.0; }
         syncwarp();
     }
-    // The pairs of FlashFire::meet. All are counted for the first piece; break by break, what is above it moves on.
+    // Adds the pairs of FlashFire::meet: all to the first piece; then, break by break, pairs above it move on.
     template <class Values>
     __device__ void add(const FlashFire& fire, const Values& dlogit, const Values& y, const Values& by_c,
                         const Values& by_L) const {
@@ -548,7 +547,7 @@ struct FlashFireSums {
     }
 };
 
-// sums (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS): each head's first slot becomes the sum of its blocks' partial sums, in
+// sums (B*NH,FIRE_SLOTS,FIRE_PIECES,FIRE_SUMS): a head's first slot becomes the sum of its blocks' partial sums, in
 // order. One block per head.
 static __global__ void flash_backward_fire_kernel(double* sums, const double* partial, int blocks) {
     const size_t size = (size_t)FIRE_PIECES * FIRE_SUMS;
@@ -559,12 +558,12 @@ static __global__ void flash_backward_fire_kernel(double* sums, const double* pa
     }
 }
 
-// The table is psi; its pieces lie behind the stages
+// The table is psi; the pieces of f lie behind the stages
 template <> struct FlashStart<FlashBias::Fire> : FlashTable<FlashBias::Fire> {
     static constexpr int SHARED = 2 * FLASH_STAGE + (int)(sizeof(FirePiece) / sizeof(float)) * FIRE_PIECES;
     FlashFire fire = {};
     const float* key_inv = nullptr;                         // 1 / norm of the lane's first key of the current tile
-    float inv[FLASH_OWN];                                   // of its rows
+    float inv[FLASH_OWN];                                   // 1 / norm of the lane's rows
     using FlashTable::FlashTable;
 
     __device__ void rows(const FlashArgs& args, int i) {
@@ -580,7 +579,7 @@ template <> struct FlashStart<FlashBias::Fire> : FlashTable<FlashBias::Fire> {
         key_inv = args.inv + n * FLASH_TILE + flash_lane_column();
         FlashTable::template meet<Edge>(args, stage, n);
     }
-    // psi by row and column; 1 / norm of the later position is the smaller one
+    // y; of two 1 / norm the later position has the smaller
     template <bool Causal, bool Edge> __device__ void pairs(float (&x)[4], int k) {
         next(k);
         float y[4];
@@ -592,7 +591,7 @@ template <> struct FlashStart<FlashBias::Fire> : FlashTable<FlashBias::Fire> {
     }
 };
 
-// y of the pairs of FlashFire::meet; rows and columns begin at these positions. row_inv: of the lane's rows
+// y of the pairs of FlashFire::meet; row, column: the first position of each. row_inv: 1 / norm of the lane's rows
 template <int Columns>
 __device__ inline void flash_fire_y(FlashFragment<Columns>& y, const FlashArgs& args, const float (&row_inv)[FLASH_OWN],
                                     const FlashQuery* streamed, int row, int column) {
@@ -601,7 +600,7 @@ __device__ inline void flash_fire_y(FlashFragment<Columns>& y, const FlashArgs& 
     for (int e = 0; e < y.SIZE; e++) {
         const int own = y.own(e);
         const int c = y.column(e);
-        // 1 / norm of the later position is the smaller one
+        // of two 1 / norm the later position has the smaller
         const float inv = fminf(row_inv[own], streamed[c].weight);
         y[e] = FlashFire::psi(args, row + group + 8 * own, column + c) * inv;
     }
@@ -613,7 +612,7 @@ __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire
                                       const FlashFragment<Columns>& dlogit, const FlashFragment<Columns>& y,
                                       const FlashArgs& args, const FlashQuery (&own_query)[2], const FlashQuery* key,
                                       int row, int column) {
-    const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // by L, of each position's norm: descending
+    const float* dL = args.dnorm + args.table_zero + 1 + TOEPLITZ_PAD;      // d norm / dL of each position: descending
     FlashFragment<Columns> by_c;
     FlashFragment<Columns> by_L;
     UNROLL
@@ -631,26 +630,25 @@ __device__ inline void flash_fire_sum(const FlashFireSums& sums, const FlashFire
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// tiles of keys that the bias has already zeroed (Linear, Distance): found before attention runs, and then neither read
-// nor computed
+// Linear, Distance: tiles of keys that the bias has zeroed are found before attention runs, and not read
 //
 // S grows with j, so with scale2 = scale log2 e, in units of log2 and for all keys j of the tiles 0 .. n left of query
 // i, and (bidirectional) of the tiles from n on right of it,
 //   x_ij <= scale2 |q_i| max |k_j| - log2 e g_i (S_i - S_end(n)),      which grows with n,
 //   x_ij <= scale2 |q_i| max |k_j| - log2 e g_i (S_begin(n) - S_i),    which falls with n,
-// and the row's maximum is at least the logit of its own key, which carries no bias and is in the first tile of the
-// loop. A tile whose bound is more than tau below that is skipped. tau = 128: ex2 would return +0 for each of its keys,
-// so no bit differs; tau = 24 + log2 T: what is lost of a row's sum is below 2^-24 of it. docs/attention.md, "Skipping
-// tiles with a bound".
+// and the row's maximum is at least the logit of its own key, which has no bias and is in the first tile of the loop. A
+// tile whose bound is more than tau below that is skipped. tau = 128: ex2 would return +0 for each of its keys, so no
+// bit differs; tau = 24 + log2 T: a row's sum loses less than 2^-24 of itself. docs/attention.md, "Skipping tiles with
+// a bound".
 
 // 1. for each tile n, the longest key of the tiles up to n and of those from n on
 
-// the sum over four elements, in two words of two bf16 each
+// sum_d x_d y_d of four elements, in two words of two bf16
 __device__ inline float flash_words_dot(uint32_t x0, uint32_t x1, uint32_t y0, uint32_t y1) {
     return unpack_lo(x0) * unpack_lo(y0) + unpack_hi(x0) * unpack_hi(y0) + unpack_lo(x1) * unpack_lo(y1) +
            unpack_hi(x1) * unpack_hi(y1);
 }
-// sum_d x_d y_d over a row of HS: one half of it by this thread, the other by its neighbour; both get the whole
+// sum_d x_d y_d of a row of HS, half by this thread and half by its neighbour; both get the whole sum
 __device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
     float sum = 0.0f;
     for (int d = threadIdx.x % 2 * 8; d < HS; d += 16) {
@@ -662,7 +660,7 @@ __device__ inline float flash_half_dot(const bf16* x, const bf16* y, int HS) {
     return sum + shuffle_xor(sum, 1);
 }
 
-// key_norm (B*NH,tiles): max |k_j| of each tile, 0 after the last key; bidirectional: twice. One block per tile
+// key_norm (B*NH,tiles), bidirectional twice: max |k_j| of each tile, 0 after the last key. One block per tile.
 template <bool Causal> __global__ void flash_key_norm_kernel(float* key_norm, FlashArgs args) {
     const int tiles = ceil_div(args.T, FLASH_TILE);
     const int bh = blockIdx.x / tiles;
@@ -681,18 +679,18 @@ template <bool Causal> __global__ void flash_key_norm_kernel(float* key_norm, Fl
     }
 }
 
-// key_norm becomes the maximum over the tiles 0 .. n, the second one the maximum over the tiles from n on. One warp per
-// (batch, head) and direction, 32 tiles at a time
+// The first key_norm becomes the maximum over the tiles 0 .. n, the second over the tiles from n on. One warp per
+// (batch, head) and direction, 32 tiles at a time.
 __global__ void flash_key_norm_scan_kernel(float* key_norm, int tiles, int BNH) {
     const int lane = threadIdx.x;
     const bool mirrored = (int)blockIdx.x >= BNH;
-    float before = 0.0f;                                    // the maximum over the tiles that came before these 32
+    float before = 0.0f;                                    // the maximum over all tiles before these 32
     key_norm += (size_t)blockIdx.x * tiles;
     for (int base = 0; base < tiles; base += 32) {
         const bool exists = base + lane < tiles;
         const int n = mirrored ? tiles - 1 - (base + lane) : base + lane;
         float x = fmaxf(before, exists ? key_norm[n] : 0.0f);
-        // after the step o a lane has the maximum over the 2 o lanes up to its own
+        // after step o a lane has the maximum over the 2 o lanes up to its own
         for (int o = 1; o < 32; o *= 2) { x = fmaxf(x, shuffle(x, lane >= o ? lane - o : lane)); }
         if (exists) { key_norm[n] = x; }
         before = shuffle(x, 31);
@@ -701,7 +699,7 @@ __global__ void flash_key_norm_scan_kernel(float* key_norm, int tiles, int BNH) 
 
 // 2. the spans
 
-// The span of 64 queries, by a block with two threads per query: the union of what each row finds by bisection.
+// One block per span of 64 queries, two threads per query: the union of the spans that the rows find by bisection.
 template <bool Causal, FlashBias Kind>
 __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashArgs args, float tau) {
     static_assert(flash_skips(Kind), "nothing to skip");
@@ -745,7 +743,7 @@ __global__ void flash_skip_kernel(FlashSpan* span, const float* key_norm, FlashA
     if (threadIdx.x == 0) { span[blockIdx.x].last = (int)last; }
 }
 
-// span (B*NH,ceil(T/64)); key_norm: scratch, two floats for each of them
+// span (B*NH,ceil(T/64)); key_norm: scratch, two floats per span
 template <bool Causal, FlashBias Kind>
 void flash_skip(FlashSpan* span, float* key_norm, const FlashArgs& args, float tau, Stream stream) {
     const int tiles = ceil_div(args.T, FLASH_TILE);

@@ -6,14 +6,14 @@
 // of 64 keys (FlashWalk: the queries' own tile first, then leftwards, then rightwards), with scale2 = scale log2 e:
 //   scores = B / scale (FlashStart)     += Q K^T     hide     P = 2^(scale2 (scores + row_bias) - largest)
 //   O += P V, rescaled when the row's largest logit has grown by more than 2^8
-// The product starts from B / scale, so that no logit waits for an addition; row_bias is what of B is the same for all
-// keys of a tile. K, V and what the bias needs of the next tile are fetched meanwhile, into the other stage.
+// The product starts from B / scale, so that no logit waits for an addition; row_bias is the part of B that all keys of
+// a tile share. Meanwhile K, V and the bias's values of the next tile are fetched into the other stage.
 // After Dao et al. 2022. docs/attention.md: "One row, tile by tile", "Units of log2", "Where S is counted from".
 #pragma once
 
 #include "bias.cuh"
 
-// scores (FLASH_ROWS,64) become B over scale of the keys of tile n
+// scores (FLASH_ROWS,64) become B / scale for the keys of tile n
 template <bool Causal, bool Edge, FlashBias Kind>
 __device__ inline void flash_start_scores(FlashFragment<FLASH_TILE>& scores, FlashStart<Kind>& bias,
                                           const FlashArgs& args, int stage, int n) {
@@ -25,26 +25,18 @@ __device__ inline void flash_start_scores(FlashFragment<FLASH_TILE>& scores, Fla
 // ----------------------------------------------------------------------------------------------------------
 // the kernel
 
-// The state of the online softmax: each row's reference of exponents, this lane's part of the sum of P, and the output.
+// The state of the online softmax: each row's reference of exponents, this lane's part of the sum of P, and O.
 template <int HS> struct FlashSoftmax {
-    float largest[FLASH_OWN];
-    float sum[FLASH_OWN];
+    float largest[FLASH_OWN] = {-INFINITY, -INFINITY};
+    float sum[FLASH_OWN] = {};
     FlashFragment<HS> O = {};
-
-    __device__ FlashSoftmax() {
-        UNROLL
-        for (int own = 0; own < FLASH_OWN; own++) {
-            largest[own] = -INFINITY;
-            sum[own] = 0.0f;
-        }
-    }
 };
 
 constexpr float FLASH_SLACK = 8.0f;
 
-// Raises the reference of a row if the tile's largest logit exceeds it by more than FLASH_SLACK units of log2; then the
-// sum and the output shrink. Most tiles leave the output as it is (a P of 2^8 does no harm). Each row decides by
-// itself: its neighbour may be padding.
+// Raises the reference of a row if the tile's largest logit exceeds it by more than FLASH_SLACK units of log2, and
+// shrinks its sum and O. Most tiles leave O as it is (a P of 2^8 does no harm). Each row decides for itself: its
+// neighbour may be padding.
 template <int HS>
 __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax, const float (&tile_largest)[FLASH_OWN]) {
     bool grows = false;
@@ -69,8 +61,7 @@ __device__ inline void flash_rescale(FlashSoftmax<HS>& softmax, const float (&ti
     syncwarp();                             // the branch is a quad's; what follows is the warp's
 }
 
-// logits over scale (FLASH_ROWS,64) become P, with their sums; sum and output are rescaled where the largest logit has
-// grown.
+// scores (FLASH_ROWS,64), logits / scale without row_bias, become P, whose sums are added to softmax.sum
 template <int HS>
 __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, FlashSoftmax<HS>& softmax,
                                           const float (&row_bias)[FLASH_OWN], float scale2) {
@@ -85,7 +76,7 @@ __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, Fla
         t = fmaxf(t, shuffle_xor(t, 2));
         tile_largest[own] = scale2 * (t + row_bias[own]);
     }
-    // 2. what was summed so far, relative to it
+    // 2. earlier sums, relative to it
     flash_rescale(softmax, tile_largest);
     // 3. P = 2^(x - largest), x = scale2 (t + row_bias)
     UNROLL
@@ -93,7 +84,7 @@ __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, Fla
         // a row that has seen no key yet has no reference: its logits are -inf, its P is 0
         const float reference = softmax.largest[own] == -INFINITY ? 0.0f : softmax.largest[own];
         const float shift = scale2 * row_bias[own] - reference;
-        float tile_sum = 0.0f;                              // of this lane's columns; added up at the end
+        float tile_sum = 0.0f;                              // of this lane's columns; quad_sum adds at the end
         UNROLL
         for (int n = 0; n < 8; n++) {
             float* P = scores.pair(own, n);
@@ -105,7 +96,7 @@ __device__ inline void flash_exponentials(FlashFragment<FLASH_TILE>& scores, Fla
     }
 }
 
-// Stores lse of the warp's rows, and out = O / sum by way of their place in Q_tile
+// Stores lse of the warp's rows, and out = O / sum by way of the rows' place in Q_tile
 template <int HS>
 __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, FlashSoftmax<HS>& softmax, int bh, int i0) {
     const int lane = threadIdx.x % 32;
@@ -114,7 +105,7 @@ __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, Flas
     float inverse[FLASH_OWN];
     UNROLL
     for (int own = 0; own < FLASH_OWN; own++) {
-        const float sum = quad_sum(softmax.sum[own]);       // so far each lane had its own columns' part
+        const float sum = quad_sum(softmax.sum[own]);       // each lane has the part of its own columns
         inverse[own] = sum > 0.0f ? 1.0f / sum : 0.0f;      // 0: padding, or a row without a key
         const int i = i0 + row0 + lane / 4 + 8 * own;
         if (args.lse != nullptr && lane % 4 == 0 && i < args.T) {
@@ -130,7 +121,7 @@ __device__ inline void flash_store_out(const FlashArgs& args, bf16* Q_tile, Flas
 template <FlashBias Kind> constexpr size_t flash_forward_shared(int HS) {
     return sizeof(bf16) * 5 * FLASH_TILE * HS + sizeof(float) * FlashStart<Kind>::SHARED;
 }
-// on one SM: 128, 168, 255 registers per thread
+// blocks on one SM: 4, 3 or 2 leave 128, 168 or 255 registers per thread
 constexpr int flash_forward_blocks(int HS) {
     if (HS != 64) { return 2; }
     return flash_wgmma(FLASH_TILE) ? 4 : 3;
@@ -150,8 +141,8 @@ __global__ void __launch_bounds__(FLASH_THREADS, flash_forward_blocks(HS)) flash
     const int b = bh / args.NH;
     const int C = args.NH * args.HS;
     const int lane = threadIdx.x % 32;
-    const int m = blocks - 1 - place.turn;                  // this block's queries are in the tile m,
-    const int i0 = m * TILE;                                // from here on
+    const int m = blocks - 1 - place.turn;                  // the tile of this block's queries,
+    const int i0 = m * TILE;                                // which begins here
     const int row0 = threadIdx.x / 32 * FLASH_ROWS;         // this warp's first
     const int row = row0 + lane / 4;                        // this lane's first; it has row + 8 own
     const int keys = flash_tokens(args, b);
@@ -227,7 +218,7 @@ template <bool Causal, FlashBias Kind, int HS> void flash_forward_of(const Flash
     else { launch(flash_forward_kernel<Causal, Kind, HS, false>, grid, args); }
 }
 
-// false: a head size that these kernels do not have, and nothing was done
+// false: these kernels do not have this head size, and nothing was done
 template <bool Causal, FlashBias Kind> bool flash_forward(const FlashArgs& args, Stream stream) {
     if (!flash_head_size(args.HS)) { return false; }
     if (args.HS <= 64) { flash_forward_of<Causal, Kind, 64>(args, stream); }

@@ -1,23 +1,23 @@
 // attention/flash/tiles.cuh -- tiles of 64 rows, as operands of the tensor cores in shared memory.
 //
 // In all of flash/, lane = threadIdx.x % 32, group = lane / 4 and pair = lane % 4 (base/ptx.cuh). A warp has 16 of its
-// block's 64 rows. Of these a lane has group + 8 own, own = 0 or 1, and of every 8 columns the two 2 pair + e, e = 0 or
-// 1. An array [N][4] holds row group + 8 own, column 8 n + 2 pair + e at [n][own * 2 + e]; an array [FLASH_OWN] has one
-// value per row. docs/attention.md, "Tiles and fragments".
+// block's 64 rows. A lane has its rows group + 8 own (own = 0, 1) and of every 8 columns 2 pair + e (e = 0, 1). An
+// array [N][4] holds row group + 8 own, column 8 n + 2 pair + e at [n][own * 2 + e]; an array [FLASH_OWN] has one value
+// per row. docs/attention.md, "Tiles and fragments".
 #pragma once
 
 #include "../../base/ptx.cuh"
 #include "../../cable.cuh"
 
-// The head sizes of these kernels. They compute with 64 or 128 columns; those from HS on are zero. Below 32 more than
-// half of the work would be wasted.
+// The head sizes of these kernels. They compute with 64 or 128 columns, and columns from HS on are zero: below 32 more
+// than half of the work would be wasted.
 constexpr bool flash_head_size(int HS) { return HS >= 32 && HS <= 128 && HS % 8 == 0; }
 
 // The biases that are made of CABLE's S and g
 __host__ __device__ constexpr bool flash_is_cable(FlashBias Kind) {
     return Kind == FlashBias::Distance || Kind == FlashBias::LogDistance;
 }
-// The first and the last tile of 64 keys that any of 64 queries needs. The queries' own tile is between the two.
+// The first and the last tile of keys that a tile of queries needs; the queries' own tile is never outside
 struct alignas(8) FlashSpan {
     int first, last;
 };
@@ -29,30 +29,25 @@ struct FlashArgs : FlashBiasArgs {
     float* lse;                 // (B*NH,stride), natural logarithm; null: not saved
     int B, T, stride, NH, HS, OC;
     float scale;                // > 0
-    const int* kv_len;          // (B), or null. Keys >= kv_len[b] are masked; queries from there on get out 0, lse -inf
-                                // and no gradient
-    const FlashSpan* span;      // (B*NH,ceil(T/64)), or null. Tiles of keys outside it are skipped; causal: `last` is
-                                // not read
+    const int* kv_len;          // (B), or null: the rows after it are padding (choose.cuh)
+    const FlashSpan* span;      // (B*NH,ceil(T/64)), or null: no tile is skipped. Causal: `last` is not read
     // backward
     const bf16* dout;           // (B,T,C)
     bf16* dqkv;                 // (B,stride,OC), the q, k, v columns are overwritten
-    // read by the masked kernels, which run if it is not empty
-    AttentionMask mask;
+    AttentionMask mask;         // read by the masked kernels, which run if it exists
 
-    // of query i of a (batch, head): the factor of its bias
+    // the factor of B for query i of a (batch, head)
     __device__ float factor_of(size_t bh, int i) const { return factor == nullptr ? 1.0f : factor[bh * stride + i]; }
 };
 
 // Which sequence and head a block works on, and its turn among the `turns` blocks of that head, the longest first.
-//
-// Blocks start in the order of their numbers, FLASH_WAVE or so at a time. These should share as few heads as possible,
-// so that L2 holds the keys and values that they all read: with all heads side by side it would not, and each tile
-// would be fetched from memory once per block that reads it.
+// About FLASH_WAVE blocks run at a time, in the order of their numbers. They share few heads, so that L2 holds the keys
+// and values that they read: with all heads side by side each block would fetch its tiles from memory.
 constexpr int FLASH_WAVE = 512;
 struct FlashPlace {
     int bh, turn;
     __device__ FlashPlace(const FlashArgs& args, int turns) {
-        const int heads = imax(1, FLASH_WAVE / turns);                      // of a group
+        const int heads = imax(1, FLASH_WAVE / turns);                      // that run side by side: a group
         const int first = (int)blockIdx.x / (heads * turns) * heads;        // of this block's group
         const int size = imin(heads, args.B * args.NH - first);             // the last one may have fewer
         const int place = (int)blockIdx.x - first * turns;
@@ -66,40 +61,40 @@ constexpr int FLASH_ROWS = 16;              // of a warp
 constexpr int FLASH_OWN = 2;                // of a lane
 constexpr int FLASH_THREADS = FLASH_TILE / FLASH_ROWS * 32;
 static_assert(CABLE_CHUNK % FLASH_TILE == 0, "S of the rows that a block owns counts from one origin");
-constexpr float LN2 = 0.6931471805599453f;
 
-// tokens of sequence b that are not padding
+// how many tokens sequence b has before its padding
 __device__ inline int flash_tokens(const FlashArgs& args, int b) {
     const int n = args.kv_len == nullptr ? args.T : args.kv_len[b];
     return clamp(n, 0, args.T);
 }
 
-// where the document of query i of sequence b begins; queries after the last one are not used
+// where the document of query i of sequence b begins; the result for i >= T is not used
 __device__ inline int flash_begin(const FlashArgs& args, int b, int i) {
     return args.mask.of(b, args.stride).begin(imin(i, args.T - 1));
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// tiles in shared memory: rows of HS bf16, in pieces of 16 bytes. 64 columns of all rows lie together, before the next
-// 64, as wgmma wants them. Of these 8 pieces piece p of row r lies at p ^ (r & 7), so that the eight rows of one
-// ldmatrix, all in one column of pieces, fall into different banks
+// tiles in shared memory: rows of HS bf16, in pieces of 16 bytes
+//
+// The first 64 columns of all rows lie before the next 64, as wgmma wants them. Of a row's 8 pieces there, piece p lies
+// at p ^ (r & 7): the 8 rows of an ldmatrix, which are in one column of pieces, have different banks.
 
 struct alignas(16) FlashPiece {
     uint32_t x[4];                                          // 8 bf16
 };
-constexpr int FLASH_COLUMNS = 64;                           // that lie together: rows of 128 bytes
-constexpr int FLASH_PART = FLASH_TILE * FLASH_COLUMNS;      // elements of them
+constexpr int FLASH_COLUMNS = 64;                           // that lie together: 128 bytes of a row
+constexpr int FLASH_PART = FLASH_TILE * FLASH_COLUMNS;      // their elements
 // element 8 * piece of a row
 __device__ inline bf16* flash_at(bf16* tile, int row, int piece) {
     return tile + piece / 8 * FLASH_PART + row * FLASH_COLUMNS + ((piece % 8 ^ (row & 7)) << 3);
 }
 
-// Starts the copy of a tile, of rows of `columns` elements, `stride` elements apart in global memory; rows >= n become
-// zero (n may be <= 0), and so do columns .. HS-1. All threads of the block call it; the caller commits, waits and
+// Starts the copy of a tile from rows of `columns` elements, `stride` elements apart; rows from n on (n may be <= 0)
+// and columns from `columns` on become zero. All threads of the block call it; the caller commits, waits and
 // synchronizes.
 template <int HS>
 __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride, int columns, int n) {
-    constexpr int PIECES = HS / 8, STEP = FLASH_THREADS / PIECES;   // of a row; rows that the block copies at a time
+    constexpr int PIECES = HS / 8, STEP = FLASH_THREADS / PIECES;   // of a row; rows that the block copies at once
     static_assert(STEP % 8 == 0, "the rows that a thread copies are swizzled alike");
     const int piece = threadIdx.x % PIECES;
     const int row0 = threadIdx.x / PIECES;
@@ -113,14 +108,14 @@ __device__ inline void flash_load_tile(bf16* tile, const bf16* from, int stride,
     }
 }
 
-// The thread's own copies have arrived; after the next barrier all threads' copies have, also for wgmma
+// Waits for this thread's copies. After the next barrier the copies of all threads are there, for wgmma too
 __device__ inline void flash_wait_copies() {
     cp_async_wait<0>();
     fence_proxy_async();
 }
 
-// Operands of mma_m16n8k16 from such a tile; the last index counts 16 columns. row0, n0, k0: multiples of 8. Piece
-// 2 k + high of a row, from an address that is the same for all k: one for each k would take registers.
+// Operands of mma_m16n8k16 from such a tile; the last index counts 16 columns. row0, n0, k0: multiples of 8.
+// Piece 2 k + high of a row, from one address for all k: an address for each k would take registers.
 __device__ inline const void* flash_operand(const bf16* tile, int row, int k, int high) {
     const int piece = high ^ (row & 7);                 // for k = 0; the xor with 2 (k % 4) follows, in bytes
     return (const char*)(tile + k / 4 * FLASH_PART + row * FLASH_COLUMNS) + (piece * 16 ^ k % 4 * 32);
@@ -143,14 +138,14 @@ __device__ inline void flash_load_b_trans(uint32_t (&r)[4], const bf16* tile, in
     ldmatrix_x4_trans(r, flash_operand(tile, k0 + lane % 16, n, lane / 16));
 }
 
-// Whether scores of `columns` columns are made and used by the products of a warpgroup, which Hopper has. Then a block
-// is one, and reads its operands where they are. (The forward was wrong with fragments of them that outlive a turn of
-// its loop: ptxas 13.0 gave P their registers.)
+// Whether products with scores of `columns` columns are Hopper's warpgroup products: a block is a warpgroup, and reads
+// its operands where they are. (The forward was wrong with operands in fragments that outlive a turn of its loop: ptxas
+// 13.0 gave P their registers.)
 __host__ __device__ constexpr bool flash_wgmma(int columns) { return HAS_WGMMA && columns >= 32; }
 // bytes from the start of a tile to its k-th 16 columns
 __host__ __device__ constexpr int flash_bytes(int k) { return k / 4 * FLASH_PART * (int)sizeof(bf16) + k % 4 * 32; }
 
-// The warp's rows of a tile as left operand, fragments of 16 columns each: the first `Kept` stay in registers, the rest
+// The warp's rows of a tile as left operand, in fragments of 16 columns: the first `Kept` stay in registers, later ones
 // are read from shared memory each time. row0: the warp's first row in the tile
 template <int HS, int Kept> struct FlashOwned {
     static constexpr int ALL = HS / 16;
@@ -169,7 +164,7 @@ template <int HS, int Kept> struct FlashOwned {
 
 template <int Columns> struct FlashFragment;
 
-// (FLASH_ROWS, Columns) of a warp as left operand, rounded to bf16. What a lane holds of a result is what it gives as
+// A warp's (FLASH_ROWS, Columns) as left operand, rounded to bf16. A lane holds the same elements of a result and of a
 // left operand: docs/attention.md, "Tiles and fragments"
 template <int Columns> struct FlashLeft {
     uint32_t x[Columns / 16][4];
@@ -183,22 +178,21 @@ template <int Columns> struct FlashLeft {
     }
 };
 
-// The results of products, float32: (FLASH_ROWS, Columns) of a warp. A lane's part has its rows group + 8 own and of
-// every 8 columns its two. Before products wgmma_fence, after them wgmma_wait
+// The results of a warp's products, float32: (FLASH_ROWS, Columns). Before products wgmma_fence, after them wgmma_wait
 template <int Columns> struct FlashFragment {
     static constexpr int N = Columns / 8;
     float x[N][4];
 
     // the lane's two neighbours in row `own` and the n-th 8 columns
     __device__ float* pair(int own, int n) { return x[n] + own * 2; }
-    // all of the lane's part, with the row `own` and the column of each
+    // all elements of the lane, with the row `own` and the column of each
     static constexpr int SIZE = N * 4;
     __device__ float& operator[](int e) { return x[e / 4][e % 4]; }
     __device__ float operator[](int e) const { return x[e / 4][e % 4]; }
     __device__ static int own(int e) { return e % 4 / 2; }
     __device__ static int column(int e) { return e / 4 * 8 + (int)threadIdx.x % 4 * 2 + e % 2; }
 
-    // += the warp's rows of own_tile, from row0 on, times the rows from `row` on of another, transposed
+    // += the warp's rows of own_tile, from row0 on, times the transposed rows of `tile`, from `row` on
     template <int HS, int Kept>
     __device__ void add_transposed(FlashOwned<HS, Kept>& owned, const bf16* own_tile, int row0, const bf16* tile,
                                    int row) {
@@ -222,7 +216,7 @@ template <int Columns> struct FlashFragment {
             }
         }
     }
-    // += `weights` times the rows from `row` on of a tile
+    // += `weights` times the rows of a tile, from `row` on
     template <int Inner> __device__ void add_product(const FlashLeft<Inner>& weights, const bf16* tile, int row) {
         const WgmmaTile b(tile + row * FLASH_COLUMNS);
         UNROLL
@@ -245,8 +239,8 @@ template <int Columns> struct FlashFragment {
             }
         }
     }
-    // to (rows, columns) = the block's rows, each times its factor, by way of the warp's own rows of a tile that nobody
-    // else reads any more: global memory sees stores of 16 bytes
+    // to (rows, columns) = the block's rows, each times its factor. They go through the warp's rows of a tile, which no
+    // other warp reads any more, so that global memory sees stores of 16 bytes
     __device__ void store(bf16* to, int stride, int rows, int columns, bf16* tile, const float (&factor)[FLASH_OWN]) {
         const int lane = threadIdx.x % 32;
         const int row0 = threadIdx.x / 32 * FLASH_ROWS;
@@ -261,7 +255,7 @@ template <int Columns> struct FlashFragment {
             }
         }
         syncwarp();                                         // the rows are complete
-        for (int e = lane; e < FLASH_ROWS * N; e += 32) {         // neighbouring lanes, neighbouring pieces
+        for (int e = lane; e < FLASH_ROWS * N; e += 32) {         // neighbouring lanes store neighbouring pieces
             const int row = row0 + e / N;
             const int piece = e % N;
             const FlashPiece* from = (const FlashPiece*)flash_at(tile, row, piece);
@@ -279,17 +273,17 @@ __device__ inline float quad_sum(float x) {
 // ----------------------------------------------------------------------------------------------------------
 // which tiles meet
 
-// Which tiles of keys the queries of a tile meet: sinks_begin .. sinks_end-1 and then first .. end-1; none if all the
-// queries are padding. Skips: the bias has spans. Masked: args.mask is obeyed, else there are no sinks.
+// Which tiles of keys a tile of queries meets: sinks_begin .. sinks_end-1, then first .. end-1; none if all the queries
+// are padding. Skips: the bias has spans. Masked: args.mask is obeyed, else there are no sinks.
 //
-// Both ranges end with the queries' own tile, or (bidirectional) continue after it. Sinks to the right of the window
-// are part of the second range, so there is no gap. Both begin at the document of the tile's first query; documents
-// that begin further right do so in the own tile.
+// The second range ends with the queries' own tile or, bidirectional, after it. Sinks to the right of the window are
+// part of it, so there is no gap. Neither range begins before the document of the tile's first query; the document of
+// a later query begins there, or inside the queries' own tile.
 struct FlashReach {
     int sinks_begin = 0, sinks_end = 0;
     int first = 0, end = 0;
 
-    // m: the tile of the queries. live: tiles that have tokens
+    // m: the tile of the queries. live: how many tiles have tokens
     template <bool Causal, bool Skips, bool Masked>
     __device__ static FlashReach of(const FlashArgs& args, int bh, int m, int live) {
         FlashReach reach;
@@ -321,13 +315,13 @@ struct FlashReach {
     __device__ bool contains(int n) const { return (n >= first && n < end) || (n >= sinks_begin && n < sinks_end); }
 };
 
-// Their order in the loop of the forward: the queries' own tile, those to its left, the sinks, those to its right. For
-// queries in tile 3, with 6 tiles of tokens, 3 2 1 0 if causal, 3 2 1 0 4 5 if not. Without a mask all but the first
-// are free of hidden pairs, except at the end of the keys.
+// The forward's order of these tiles: the queries' own tile, the tiles to its left, the sinks, the tiles to its right.
+// For queries in tile 3 of 6: 3 2 1 0 if causal, 3 2 1 0 4 5 if not. Without a mask only the first of them, and the
+// tile with the end of the keys, have hidden pairs.
 template <bool Causal, bool Skips, bool Masked> struct FlashWalk {
     FlashReach reach;
     int own;                                // the queries' tile
-    int left, sinks, count;                 // tiles: it and those to its left; the sinks; all
+    int left, sinks, count;                 // tiles: own and to its left; sinks; all
 
     // tokens: of this sequence
     __device__ FlashWalk(const FlashArgs& args, int bh, int own, int tokens) : own(own) {
@@ -345,9 +339,9 @@ template <bool Causal, bool Skips, bool Masked> struct FlashWalk {
 // What hides keys from the queries of sequence b: the end of its tokens, the diagonal if Causal, args.mask if Masked
 template <bool Causal, bool Masked> struct FlashMask {
     const FlashArgs& args;
-    int b, keys;                            // keys: its tokens
+    int b, keys;                            // keys: b's tokens
 
-    // of query i, for hides: where its document begins
+    // where the document of query i begins, for hides()
     __device__ int begin(int i) const { return Masked ? flash_begin(args, b, i) : 0; }
     __device__ bool hides(int i, int j, int begin) const {
         return j >= keys || (Causal && j > i) || (Masked && args.mask.hides(i, j, begin));
@@ -360,7 +354,7 @@ template <bool Causal, bool Masked> struct FlashMask {
         const int i0 = m * FLASH_TILE, j0 = n * FLASH_TILE;
         return args.mask.hides_any(i0, i0 + FLASH_TILE, j0, j0 + FLASH_TILE, begin(i0 + FLASH_TILE - 1));
     }
-    // hidden pairs become -inf. i: the lane's first query, j0: the tile's first key; begin: of the lane's queries
+    // Hidden pairs become -inf. i: the lane's first query; j0: the tile's first key; begin: begin() of its queries
     __device__ void hide(FlashFragment<FLASH_TILE>& scores, const int (&begin)[FLASH_OWN], int i, int j0) const {
         const int row = i - j0, end = keys - j0;            // counted from j0: then the columns are constants
         UNROLL
