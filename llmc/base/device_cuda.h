@@ -1,4 +1,4 @@
-// base/device_cuda.h -- a GPU as the device, and the simt build's emulated GPU. For device.h only.
+// base/device_cuda.h -- a GPU as the device, in the simt build an emulated one. For device.h only.
 #pragma once
 
 constexpr int LANES = 1;                    // a CPU's SIMD register is one float of one thread here

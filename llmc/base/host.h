@@ -1,4 +1,4 @@
-// base/host.h -- how much memory and how many cores this process may use.
+// base/host.h -- the limits of this process: its memory, its cores.
 //
 // /proc/meminfo and the number of cores are the machine's; a container's control group may allow less.
 #pragma once

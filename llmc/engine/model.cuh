@@ -1,4 +1,4 @@
-// engine/model.cuh -- the activations of one shape and the tokens of a batch, for the models of both trainers.
+// engine/model.cuh -- the activations of a model, of either trainer: one shape, with the tokens of a batch.
 #pragma once
 
 #include <functional>
