@@ -166,6 +166,11 @@ def added_tokens(vocab, special, settings, more):
     return [{"id": i, **found[i]} for i in sorted(found)]
 
 
+def one_json(**parts):
+    """the text of a tokenizer.json"""
+    return json.dumps({"version": "1.0", "truncation": None, "padding": None, **parts}, ensure_ascii=False, indent=1)
+
+
 def bpe_json(vocab, merges, settings={}, more={}):
     """the tokenizer.json of a byte-level BPE, whose files are vocab.json and merges.txt"""
     by_bytes = {"type": "ByteLevel", "add_prefix_space": bool(settings.get("add_prefix_space", False)),
@@ -173,10 +178,9 @@ def bpe_json(vocab, merges, settings={}, more={}):
     table = console.read_object(vocab)
     lines = console.read_bytes(merges).decode("utf-8", "replace").split("\n")
     model = {"type": "BPE", "vocab": table, "merges": [s for s in lines if s and not s.startswith("#version")]}
-    return json.dumps({"version": "1.0", "truncation": None, "padding": None,
-                       "added_tokens": added_tokens(table, ["<|endoftext|>"], settings, more), "normalizer": None,
-                       "pre_tokenizer": by_bytes, "post_processor": None, "decoder": by_bytes, "model": model},
-                      ensure_ascii=False, indent=1)
+    added = added_tokens(table, ["<|endoftext|>"], settings, more)
+    return one_json(added_tokens=added, normalizer=None, pre_tokenizer=by_bytes, post_processor=None, decoder=by_bytes,
+                    model=model)
 
 
 def word_piece_json(vocab, settings={}, more={}):
@@ -188,13 +192,11 @@ def word_piece_json(vocab, settings={}, more={}):
     normalizer = {"type": "BertNormalizer", "clean_text": True, "strip_accents": settings.get("strip_accents"),
                   "handle_chinese_chars": settings.get("tokenize_chinese_chars", True),
                   "lowercase": settings.get("do_lower_case", True)}
-    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
-    return json.dumps({"version": "1.0", "truncation": None, "padding": None,
-                       "added_tokens": added_tokens(table, special, settings, more), "normalizer": normalizer,
-                       "pre_tokenizer": {"type": "BertPreTokenizer"}, "post_processor": None,
-                       "decoder": {"type": "WordPiece", "prefix": "##", "cleanup": False},
-                       "model": {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
-                                 "max_input_chars_per_word": 100, "vocab": table}}, ensure_ascii=False)
+    model = {"type": "WordPiece", "unk_token": "[UNK]", "continuing_subword_prefix": "##",
+             "max_input_chars_per_word": 100, "vocab": table}
+    added = added_tokens(table, ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"], settings, more)
+    return one_json(added_tokens=added, normalizer=normalizer, pre_tokenizer={"type": "BertPreTokenizer"},
+                    post_processor=None, decoder={"type": "WordPiece", "prefix": "##", "cleanup": False}, model=model)
 
 
 def one_file(directory):
@@ -282,8 +284,6 @@ class BERT(ByTokenizers):
         if not directory:
             raise BadInput("expected BERT's vocabulary: give --tokenizer DIR with vocab.txt of bert-base-uncased, or "
                            "with any WordPiece tokenizer.json")
-        tokenizers = need("tokenizers")
-        os.environ["TOKENIZERS_PARALLELISM"] = "false"      # several processes share the work already
         check_directory(directory, "vocab.txt")
         self.path = directory if os.path.isfile(directory) else first_file(directory, ("vocab.txt",))
         if self.path is None:
@@ -297,12 +297,7 @@ class BERT(ByTokenizers):
                            f"{known[:12]}..., got {text.count(10)} with {self.sha256[:12]}...; any other needs its "
                            "tokenizer.json, which says how a text is split")
         self.tokens = text.decode("utf-8").split("\n")[:size]
-        vocab = {token: i for i, token in enumerate(self.tokens)}
-        model = tokenizers.models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100)
-        self.tokenizer = tokenizers.Tokenizer(model)
-        self.tokenizer.normalizer = tokenizers.normalizers.BertNormalizer(
-            clean_text=True, handle_chinese_chars=True, strip_accents=True, lowercase=True)
-        self.tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+        self.tokenizer = tokenizer_of(word_piece_json(self.path), self.path, plain=True)
 
     def decode(self, ids):
         words = [self.tokens[int(i)] for i in ids]
@@ -379,10 +374,8 @@ def encode_pieces(encoding, pieces, max_tokens):
         ids = iter(encoding.encode([t.decode("utf-8") for group in groups for t in group]))
         room = max_tokens - len(before) - len(after)
         return [np.concatenate([part for _ in group for part in (before, next(ids)[:room], after)]) for group in groups]
-    arrays = []
-    for ids, (_, first, last) in zip(encoding.encode([text.decode("utf-8") for text, _, _ in pieces]), pieces):
-        arrays.append(np.concatenate([before] * first + [ids] + [after] * last))
-    return arrays
+    encoded = encoding.encode([text.decode("utf-8") for text, _, _ in pieces])
+    return [np.concatenate([before] * first + [ids] + [after] * last) for ids, (_, first, last) in zip(encoded, pieces)]
 
 
 worker_encoding = None
