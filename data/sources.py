@@ -44,16 +44,14 @@ def new_counts():
 
 # Bytes of one file ----------------------------------------------------------------------------------------------------
 
-class Readable(io.RawIOBase):
-    def readable(self):
-        return True
-
-
-class Joined(Readable):
+class Joined(io.RawIOBase):
     """an iterator of bytes as a stream"""
 
     def __init__(self, parts):
         self.parts, self.waiting, self.at = parts, b"", 0       # waiting[at:] is not read yet
+
+    def readable(self):
+        return True
 
     def readinto(self, out):
         while self.at == len(self.waiting):
@@ -90,38 +88,27 @@ def text_of(stream, path, counts):
     yield waiting
 
 
-class Xz(Readable):
-    """an .xz file: of one stream or several, with zeros after any, and of a dictionary of at most XZ_BYTES"""
-
-    def __init__(self, file):
-        self.file, self.unpack, self.waiting = file, None, b""
-
-    def readinto(self, out):
-        data = b""
-        while not data:
-            between = self.unpack is None or self.unpack.eof
-            if not self.waiting and (between or self.unpack.needs_input):
-                self.waiting = self.file.read(BLOCK_BYTES)
-                if not self.waiting:
-                    if self.unpack is None or not between:
-                        raise EOFError("its end is missing")
-                    return 0
-            if between:
-                self.waiting = self.waiting.lstrip(b"\0")
-                if not self.waiting:
-                    continue
-                self.unpack = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_BYTES)
-            data = self.unpack.decompress(self.waiting, len(out))
-            self.waiting = self.unpack.unused_data
-        out[:len(data)] = data
-        return len(data)
+def xz_blocks(file):
+    """The contents of an .xz file: of one stream or several, with zeros after any. Its dictionary may have XZ_BYTES."""
+    unpack, waiting, between = None, b"", True          # between streams
+    while True:
+        if not waiting and (between or unpack.needs_input) and not (waiting := file.read(BLOCK_BYTES)):
+            if unpack is None or not between:
+                raise EOFError("its end is missing")
+            return
+        if between:
+            waiting = waiting.lstrip(b"\0")
+            if not waiting:
+                continue
+            unpack = lzma.LZMADecompressor(lzma.FORMAT_AUTO, memlimit=XZ_BYTES)
+        yield unpack.decompress(waiting, BLOCK_BYTES)
+        waiting, between = unpack.unused_data, unpack.eof
 
 
 def open_bytes(path):
     """(uncompressed stream, the file beneath it, whose position tells the progress)"""
     file = open_regular(path)
-    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lambda f: Xz(f),
-              ".bz2": bz2.BZ2File,
+    unpack = {".gz": lambda f: gzip.GzipFile(fileobj=f), ".xz": lambda f: Joined(xz_blocks(f)), ".bz2": bz2.BZ2File,
               ".zst": lambda f: need("pyarrow").CompressedInputStream(f, "zstd")}
     for ending, reader in unpack.items():
         if path.lower().endswith(ending):
