@@ -101,19 +101,9 @@ class Draws:
 
 # The tasks: a number of symbols -> question, answer ------------------------------------------------------------------
 
-def copy(draws, n):
-    x = draws.text(LETTERS, n)
-    return x, x
-
-
-def reverse(draws, n):
-    x = draws.text(LETTERS, n)
-    return x, x[::-1]
-
-
-def sort(draws, n):
-    x = draws.text(LETTERS, n)
-    return x, "".join(sorted(x))
+def changed(draws, n, symbols, answer):
+    x = draws.text(symbols, n)
+    return x, answer(x)
 
 
 def addition(draws, n):
@@ -123,21 +113,7 @@ def addition(draws, n):
 
 
 def running_sums(digits, modulus):
-    total, sums = 0, []
-    for d in digits:
-        total = (total + int(d)) % modulus
-        sums.append(str(total))
-    return "".join(sums)
-
-
-def parity(draws, n):
-    x = draws.text("01", n)
-    return x, running_sums(x, 2)
-
-
-def modsum(draws, n):
-    x = draws.text(DIGITS, n)
-    return x, running_sums(x, 10)
+    return "".join(str(total % modulus) for total in itertools.accumulate(map(int, digits)))
 
 
 def recall(draws, n):
@@ -199,8 +175,13 @@ def fflm(draws, n, ignored=80):
     return "", text
 
 
-TASKS = {f.__name__: f for f in (copy, reverse, sort, addition, parity, modsum, recall, haystack, index, line, circle,
-                                 fflm)}
+TASKS = {"copy": functools.partial(changed, symbols=LETTERS, answer=str),
+         "reverse": functools.partial(changed, symbols=LETTERS, answer=lambda x: x[::-1]),
+         "sort": functools.partial(changed, symbols=LETTERS, answer=lambda x: "".join(sorted(x))),
+         "addition": addition,
+         "parity": functools.partial(changed, symbols="01", answer=lambda x: running_sums(x, 2)),
+         "modsum": functools.partial(changed, symbols=DIGITS, answer=lambda x: running_sums(x, 10)),
+         **{f.__name__: f for f in (recall, haystack, index, line, circle, fflm)}}
 TASKS.update((f"mqrar{back}", functools.partial(mqrar, back=back)) for back in (1, 2, 3, 4))
 ONLY_TESTS = {"fflm_sparse": functools.partial(fflm, ignored=98), "fflm_dense": functools.partial(fflm, ignored=10)}
 ALONG_THE_WAY = "recall", "fflm"        # tasks without a question before the answer
