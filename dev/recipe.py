@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """recipe.py -- follows docs/new_encoding.md, docs/new_kernel.md and README.md to the letter, so that they cannot rot.
 
-    python3 dev/recipe.py [--keep DIRECTORY]     what changes code, in a copy of the sources
-    python3 dev/recipe.py --here                 the rest of README.md, after `make demo`, with what this tree has built
+    python3 dev/recipe.py           what changes code, in a copy of the sources
+    python3 dev/recipe.py --here    the rest of README.md, after `make demo`, with what this tree has built
 
 Follows the marked code blocks of the pages in order: writes files and inserts lines, then runs commands. --here runs
 them in a directory of links to this tree, so that what they write to run/ does not stay. A mark is an HTML comment on
@@ -16,8 +16,8 @@ the line before the block, invisible to the reader:
     <!-- copy: prints "TEXT" -->                the same for an edit in README.md, which --here leaves out
     <!-- launches: PATH has A and B, not C -->  after the run: kernels were launched in A and in B, and none in C
 
-What was added must satisfy dev/lint.py. The commands compile with -O1. --keep leaves the copy in DIRECTORY. The exit
-code is 1 if any step failed; the rest is then not tried.
+What was added must satisfy dev/lint.py. The commands compile with -O1. The first step that fails ends the work with
+exit code 1.
 """
 import argparse
 import collections
@@ -42,10 +42,8 @@ class Failure(Exception):
     pass
 
 
-class Block:
-    """marks: (kind, words) of each mark before it; place: the page and line where its marks begin"""
-    def __init__(self, place, marks, text):
-        self.place, self.marks, self.text = place, marks, text
+# place: the page and line where its marks begin; marks: the (kind, words) of each
+Block = collections.namedtuple("Block", "place marks text")
 
 
 def blocks_of(page, text):
@@ -200,16 +198,13 @@ class Recipe:
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--keep", metavar="DIRECTORY", help="an empty directory for the copy, which is then left there")
     parser.add_argument("--here", action="store_true", help="README.md, in a directory of links to this tree")
     args = parser.parse_args()
     start = time.monotonic()
     pages = HERE if args.here else PAGES
-    directory = args.keep or tempfile.mkdtemp(prefix="recipe_")
+    directory = tempfile.mkdtemp(prefix="recipe_")
     recipe = Recipe(directory, args.here)
     try:
-        if args.keep and os.path.isdir(args.keep) and os.listdir(args.keep):
-            raise Failure(f"--keep {args.keep}: expected an empty directory")
         (link_sources if args.here else copy_sources)(directory)
         blocks = []
         for page in pages:
@@ -231,8 +226,7 @@ def main():
             recipe.counts["FAILED"] = 1
             print(failure)
     finally:
-        if not args.keep:
-            shutil.rmtree(directory, ignore_errors=True)
+        shutil.rmtree(directory, ignore_errors=True)
     print(f"{time.monotonic() - start:.0f} s\n{recipe.counts['ok']} passed, {recipe.counts['FAILED']} failed, "
           f"{recipe.counts['skipped']} skipped")
     return 1 if recipe.counts["FAILED"] else 0
