@@ -148,8 +148,6 @@ def attention(device, shapes):
             plain.append([*(x.requires_grad_() for x in (q, k, v)), S, g, dout])
             more.append([*(x.detach().requires_grad_() for x in wide), None, None, F.pad(dout, (0, 8))])
         for backend, pos, columns, run in kinds:
-            keys = [f"{direction} causal d{HS} T{T} tokens{tokens} C{C} {pos} {backend}"
-                    for direction in ("forward", "backward")]
             sets, outs = more if columns else plain, []
             if backend.startswith("SDPA"):              # their last argument is the scale
                 sets = [[*x[:4], 1 / math.sqrt(HS), x[5]] for x in sets]
@@ -166,10 +164,10 @@ def attention(device, shapes):
             except RuntimeError as e:                   # this device has no such kernel
                 print(f"{backend}: {str(e).splitlines()[0][:200]}", file=sys.stderr)
                 continue
-            for key, direction, ms, factor in ((keys[0], "forward", forward_ms, 2),
-                                               (keys[1], "backward", backward_ms, 5)):
-                say(key, **{"pass": direction}, backend=backend, pos=pos, HS=HS, T=T, tokens=tokens, C=C, causal=True,
-                    ms=ms, tflops=factor * tokens * T * C / ms * 1e-9)
+            for direction, ms, factor in (("forward", forward_ms, 2), ("backward", backward_ms, 5)):
+                say(f"{direction} causal d{HS} T{T} tokens{tokens} C{C} {pos} {backend}", **{"pass": direction},
+                    backend=backend, pos=pos, HS=HS, T=T, tokens=tokens, C=C, causal=True, ms=ms,
+                    tflops=factor * tokens * T * C / ms * 1e-9)
 
 
 # ---- GPT-2: dev/hf/modeling_cable.py, with attention that has no (T,T) bias ----
