@@ -409,25 +409,13 @@ def draw_lengths(table):
 # ----------------------------------------------------------------------------------------------------------
 # the loss at each position, beside a table of perplexities
 
-def curve_length(table):
-    """the longest windows that have a curve"""
-    return max((T for seeds in table.curves.values() for curves in seeds.values() for T in curves), default=0)
-
-
-def curve_rows(table):
-    """{row: [losses of a seed]} at that length, in the order of the table"""
-    T = curve_length(table)
-    found = {row: [c[T] for c in table.curves.get(row, {}).values() if T in c] for row in row_order(table)}
-    return {row: curves for row, curves in found.items() if curves}
-
-
 def markdown_positions(table):
-    T, octaves = curve_length(table), {}
-    for row, curves in curve_rows(table).items():
-        octaves[row] = [plot.octaves(losses, 64) for losses in curves]
+    T = max(T for seeds in table.curves.values() for curves in seeds.values() for T in curves)
+    octaves = {row: [plot.octaves(curves[T], 64) for curves in table.curves.get(row, {}).values() if T in curves]
+               for row in row_order(table)}
     ranges = sorted({positions for of_row in octaves.values() for of_seed in of_row for positions in of_seed})
     rows = [[label_of(table, row), *(cell([of_seed[p] for of_seed in of_row if p in of_seed]) for p in ranges)]
-            for row, of_row in octaves.items()]
+            for row, of_row in octaves.items() if of_row]
     return [f"Loss at the positions of windows of {T:,} tokens:", "",
             *console.table(["position"] + [f"{a:,} to {b:,}" for a, b in ranges], rows), ""]
 
