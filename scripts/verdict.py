@@ -33,13 +33,8 @@ KEY = "row", "task", "seed"             # of --results
 Row = collections.namedtuple("Row", "pos task cells measure source flags minutes")
 
 
-def wrong_bits(row):
-    return 100 * (1 - row["accuracy"])
-
-
-def right_answers(row):
-    return 100 * row["exact"] / row["examples"]
-
+wrong_bits = lambda row: 100 * (1 - row["accuracy"])
+right_answers = lambda row: 100 * row["exact"] / row["examples"]
 
 FLIP_FLOP = {"model": "1,2,64", "length": 32, "B": 16, "steps": 30_000, "lr": "1e-2", "examples": 160_000}
 INDEXING = {"model": "8,8,512", "steps": 100_000, "lr": "2e-4", "examples": 1_600_000}
