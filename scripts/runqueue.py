@@ -432,10 +432,8 @@ class Queue:
 
     @staticmethod
     def send(process, number):
-        try:
+        with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, number)
-        except ProcessLookupError:
-            pass
 
     def work(self, environment):
         while True:
