@@ -5,8 +5,8 @@ the same tokens for each; perplexity at 512 to 131,072 tokens; and passages that
     dev/gpu_study.py --pack 'data/edu_fineweb10B/*_train_*.bin' --val_files 'data/edu_fineweb10B/*_val_*.bin'
     dev/gpu_study.py --minutes 9.5
 
-The first command runs where the text is. It writes build/gpu_study: --tokens tokens in --parts compressed files, which
-can be copied one by one, and text for evaluation. The second command runs on the GPU's machine, where that folder and
+The first command runs where the text is. It writes build/gpu_study: --tokens tokens in two compressed files, which can
+be copied one by one, and text for evaluation. The second command runs on the GPU's machine, where that folder and
 build/gpu_check (gpu_check.py --build) have been copied. The same command continues until its exit code is 0: a training
 that the time ends has a checkpoint. Each result is a row of dev/results/gpu.csv as soon as it is known, and
 build/gpu_study/study has the tables and figures of scripts/study.py. Exit codes as in gpu_check.py."""
@@ -48,7 +48,7 @@ def shards(pattern, count, parts):
 
 def pack(args):
     os.makedirs(WORK, exist_ok=True)
-    files = {f"train_{k}.bin": part for k, part in enumerate(shards(args.pack, args.tokens, args.parts), 1)}
+    files = {f"train_{k}.bin": part for k, part in enumerate(shards(args.pack, args.tokens, 2), 1)}
     files["val.bin"], = shards(args.val_files, args.eval_tokens, 1)
     for name, content in files.items():
         small = lzma.compress(content)
@@ -114,7 +114,6 @@ def main(argv):
     p.add_argument("--pack", metavar="SHARDS", help="write build/gpu_study; run nothing")
     p.add_argument("--val_files", metavar="SHARDS", help="text for evaluation, with --pack")
     p.add_argument("--tokens", type=console.positive, default=100_000_000, help="tokens to train on [100000000]")
-    p.add_argument("--parts", type=console.positive, default=2, help="files of training tokens [2]")
     p.add_argument("--minutes", type=float, default=1e6, help="end by then; the same command continues")
     p.add_argument("--results", default="dev/results/gpu.csv", metavar="FILE", help="[dev/results/gpu.csv]")
     p.add_argument("--trainer", default=gpu_check.BF16["gpt2"], help="[%(default)s]")
