@@ -11,6 +11,7 @@ import contextlib
 import csv
 import gzip
 import io
+import itertools
 import json
 import lzma
 import os
@@ -267,17 +268,13 @@ def check_document(size, path):
 
 def blank_documents(stream, path):
     """paragraphs, which blank lines separate"""
-    lines, size = [], 0
-    for line in lines_of(stream, path):
-        if line.strip():
-            lines.append(line)
-            size += len(line)
-            check_document(size, path)
-        elif lines:
-            yield b"".join(lines).rstrip(b"\r\n")
-            lines, size = [], 0
-    if lines:
-        yield b"".join(lines).rstrip(b"\r\n")
+    for visible, lines in itertools.groupby(lines_of(stream, path), lambda line: bool(line.strip())):
+        document = bytearray()
+        for line in lines if visible else ():
+            document += line
+            check_document(len(document), path)
+        if visible:
+            yield bytes(document).rstrip(b"\r\n")
 
 
 def sections(stream, path):
@@ -519,8 +516,8 @@ class Reader:
             raise BadInput(f"{path}: not a whole parquet file ({str(e).splitlines()[0]})") from None
 
     def batch_rows(self, file, unit):
-        """How many rows to read at once: of 64 MB, but at least 4. A dictionary may hold one long text for all rows, so
-        that none may be longer than the group's bytes, uncompressed, is all that is known of a row."""
+        """How many rows to read at once: 64 MB, but at least 4 rows. A dictionary may hold one long text for all rows,
+        so only one bound is known: no row is longer than the group's uncompressed bytes."""
         group = file.metadata.row_group(unit.group)
         columns = (group.column(i) for i in range(group.num_columns))
         size = sum(c.total_uncompressed_size for c in columns if c.path_in_schema.split(".")[0] in self.columns)
