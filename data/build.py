@@ -112,7 +112,7 @@ def ahead(generator):
 
 
 def fill(stream, manifest, encoder):
-    """writes all shards of a stream that do not exist yet; what those before hold is read again, but not encoded"""
+    """writes all shards of a stream that do not exist yet; the text of earlier shards is read again, but not encoded"""
     done = [s for s in manifest.data["shards"] if s.get("stream") == stream.label]
     cursor = {"piece": 0, "token": 0}
     if done:

@@ -103,7 +103,7 @@ def write_file(path, data):
 
 
 def check_own(path, sha256, ours=()):
-    """a file that is there under the name of one to write must be ours, or the same"""
+    """raises BadInput if writing to path would replace a file that is neither ours nor the same"""
     if os.path.lexists(path) and os.path.basename(path) not in ours and (
             not os.path.isfile(path) or sha256_of(path) != sha256):
         raise BadInput(f"{path}: is there already, with other contents, and {MANIFEST} does not name it; move it away "

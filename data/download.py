@@ -17,7 +17,7 @@ BERT_VOCAB = ("google-bert/bert-base-uncased", "vocab.txt", 231508,
 
 
 def refused(what, status):
-    """the error of a server's answer: one that will not pass, or one that may"""
+    """the error for a server's answer: Interrupted if another try may succeed, else BadInput"""
     if status >= 500 or status in (408, 429):
         return Interrupted(f"{what}: the server answered {status}; what arrived is kept")
     hint = {401: " (it may need an account: set HF_TOKEN)", 403: " (it may need an account: set HF_TOKEN)",
@@ -26,7 +26,7 @@ def refused(what, status):
 
 
 def ask(what, action):
-    """what action(hub) returns"""
+    """what action(hub) returns; the hub's errors become BadInput or Interrupted"""
     errors = need("huggingface_hub.errors")
     try:
         return action(need("huggingface_hub").HfApi(endpoint=os.environ.get("HF_ENDPOINT")))

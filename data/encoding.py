@@ -55,7 +55,7 @@ def first_file(directory, names):
 
 
 def check_directory(directory, *files):
-    """that a tokenizer's directory is one here; `files` are the hub's names of what it holds"""
+    """raises BadInput unless a tokenizer's directory is here; files: their names on the hub, for the hint"""
     snapshots = glob.glob(os.path.join(glob.escape(directory), "snapshots", "*", ""))
     snapshots += glob.glob(os.path.join(glob.escape(directory), "models--*", "snapshots", "*", ""))
     if snapshots:

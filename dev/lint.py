@@ -158,7 +158,7 @@ def numbered(function):
 # rules
 
 def floor_of(path):
-    """that of the file itself, or else of the nearest folder"""
+    """the floor of the file itself, or else of its folder; None if neither has one"""
     place = "trainers/" + path if path.startswith("train_") else path
     if place.startswith("llmc/attention/"):
         place = "llmc/attention"

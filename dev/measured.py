@@ -61,7 +61,7 @@ def work(kernel, shape, calls, n):
 
 
 def table(text):
-    """its lines"""
+    """the lines of the table"""
     n = banner(text)
     found = [f"{'kernel':30} {'M x N x K':>18} {'calls':>6} {'ms':>9} {'MB':>8} {'GB/s':>7} {'TFLOP/s':>8} limit"]
     for kernel, shape, calls, ms in rows(text):

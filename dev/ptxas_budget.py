@@ -117,7 +117,7 @@ def read_budget(path):
 
 
 def spilling(kernels):
-    """their names, after a colon; none: a word"""
+    """how many kernels spill, and their names"""
     names = sorted(k for k, archs in kernels.items() if any(v.get("spill_stores") for v in archs.values()))
     return f"{len(names)} of them spill: {', '.join(names)}" if names else "none spills"
 

@@ -164,7 +164,7 @@ def run(program, words):
 
 
 def parts(source):
-    """of one program, as the Makefile has it: test_gpt2.cu and test_gpt2_*.cu"""
+    """the sources of one program, as the Makefile has it: test_gpt2.cu and test_gpt2_*.cu"""
     return [source, *glob.glob(source[:-len(".cu")] + "_*.cu")]
 
 

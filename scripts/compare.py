@@ -50,7 +50,7 @@ def interval(d, level=0.95):
 
 
 def parameters(run):
-    """of a run's newest checkpoint"""
+    """the number of parameters of a run's newest checkpoint"""
     paths = sorted(glob.glob(os.path.join(glob.escape(run), "step_*", "model.safetensors")))
     if not paths:
         raise BadInput(f"{run}: expected a checkpoint, step_*/model.safetensors")

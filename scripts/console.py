@@ -258,7 +258,7 @@ NO_PAGE = re.compile(r"\.(json\w*|ndjson|jl|[ct]sv|parquet|bin|bpe|model|safeten
 
 
 def stand_in(path, head, size=0):
-    """what a file is that begins with these bytes, if it stands in for another"""
+    """what a file really is, if its first bytes show that it stands in for another; else None"""
     kinds = POINTERS * (size <= 1024) + PAGES * bool(NO_PAGE.search(os.fsdecode(path)))
     return next((what for begin, what in kinds if re.match(begin, head)), None)
 
@@ -292,7 +292,7 @@ def whole(text):
 
 
 def once(pairs):
-    """the object of these; with a key twice, two readers of one file could take it for two different things"""
+    """the object of these pairs; a key twice is an error, because readers differ in the value that they keep"""
     if len(found := dict(pairs)) < len(pairs):
         raise ValueError(f"the key {collections.Counter(key for key, _ in pairs).most_common(1)[0][0][:80]!r} twice")
     return found
@@ -598,7 +598,7 @@ def is_stream(path):
 
 
 def new_file(path):
-    """an open file beside path, of a name that nobody has; it is locked, and those that no process locks any more go"""
+    """a new temporary file beside path, open and locked; it removes those whose process has ended"""
     directory = os.path.dirname(path)
     with contextlib.suppress(OSError):
         for name in filter(re.compile(r"\.tmp-[0-9a-f]{16}").fullmatch, os.listdir(directory or ".")):

@@ -72,7 +72,7 @@ def weights(about, part, i, j):
     return numpy.exp(log) * seen, log
 
 
-class Head:                                     # the sums of one over windows of at most T tokens
+class Head:                                     # the sums of one head over windows of at most T tokens
     def __init__(self, about):
         self.about, self.queries, self.tiles, self.entropy, self.live = about, 0, 0, 0.0, 0
         self.sinks, self.by_distance, self.ranges = numpy.zeros(SINKS), numpy.zeros(about["T"]), {}

@@ -29,7 +29,7 @@ NAMES = {"edu_fineweb": "fineweb-edu-10B", "fineweb-edu": "fineweb-edu-10B", "fi
          "wikitext-103-words": "wikitext-103, word-level", "wikitext2": "wikitext-2, word-level",
          "wikitext-2-words": "wikitext-2, word-level", "wikitext2_bytes": "wikitext-2-bytes", "msmarco": "ms-marco",
          "mldr": "mldr-en"}
-# data whose own tables show the paper's numbers for another one too: the paper does not say which of them it used
+# data sets whose tables also show the paper's numbers for another: the paper does not say which one it used
 ALSO = {"wikitext-103, word-level": "wikitext-103", "wikitext-2, word-level": "wikitext-2", "fineweb-1B": "fineweb-10B"}
 PAPER_TABLES = os.path.join(os.path.dirname(os.path.abspath(__file__)), "paper_tables.csv")
 COLUMNS = {**dict.fromkeys(("table", "model", "trained_on", "evaluated_on", "metric", "encoding"), TEXT),

@@ -120,7 +120,7 @@ def read_object(path):
 
 
 def is_done(command):
-    """whether a command need not run: whoever wants to know asks here"""
+    """whether a command need not run"""
     if command.title == "data":
         return has_data(command.marker)
     if not command.marker.endswith(".done"):
@@ -180,8 +180,8 @@ def checksum_of(path, sampled, size, *_):
 
 
 def weights_of(checkpoint):
-    """what tells a checkpoint, or the newest one of a run, from another of the same name: its manifest's checksum, or
-    its weights' where there is no manifest"""
+    """identifies the contents of a checkpoint, or of a run's newest one: its manifest's checksum, or its weights' if it
+    has no manifest"""
     within = lambda *names: os.path.join(glob.escape(checkpoint), *names)
     found = sorted(glob.glob(within("step_*", "manifest.json")))
     return checksum(glob.escape(found[-1]) if found else within("manifest.json")) or checksum(within("*.safetensors"))
@@ -518,8 +518,8 @@ class Queue:
         return False
 
     def start(self, words, command, label, environment):
-        """the process, in a group of its own so that a terminal's Ctrl-C reaches it only from here; None if there is
-        none"""
+        """starts the process in a group of its own, which a terminal's Ctrl-C does not reach; None if the queue is
+        stopping or the program does not start"""
         with self.lock:
             if self.stopping:
                 return None

@@ -51,7 +51,7 @@ def decays(name, p):
 
 
 def milliseconds(args, form, way):
-    """of the median step, and the loss after the last one"""
+    """the milliseconds of the median step, and the loss of the last one"""
     torch.manual_seed(42)
     config = CableConfig(n_layer=args.L, n_head=args.NH, n_embd=args.C, vocab_size=args.vocab, n_positions=args.T,
                          position={"name": args.pos})

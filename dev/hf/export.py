@@ -168,7 +168,7 @@ def check_new(out):
 
 @contextlib.contextmanager
 def new_directory(out):
-    """a directory for the files of `out`, which has all of them or is not there; nothing in it is anybody's"""
+    """a temporary directory that becomes `out` at the end: `out` has all of its files or does not exist"""
     check_new(out)
     out = os.path.abspath(out)
     partial = f"{out}.{secrets.token_hex(8)}"
