@@ -5,7 +5,6 @@ A shard is written under a temporary name, synced, renamed, and then entered in 
 with its token count, its sha256 and the cursor from which the next shard starts. At any moment the directory therefore
 holds only complete shards, and the same command continues where a killed one stopped and produces the same bytes.
 """
-import argparse
 import contextlib
 import errno
 import hashlib
@@ -43,15 +42,14 @@ def parser(description, out, encodings=("gpt2", "bert")):
     p.add_argument("--cache", metavar="DIR", help="directory that keeps the downloads [OUT/source]")
     p.add_argument("--workers", type=console.processes, default=os.cpu_count() or 1,
                    help="number of tokenizing processes [all cores]")
-    p.add_argument("--record_mb", action=RecordLimit, type=lambda text: natural(text, 1, 2047), metavar="N",
+    p.add_argument("--record_mb", type=limit_records, metavar="N",
                    help="MB of the longest line, record or row that is read [64]")
     return p
 
 
-class RecordLimit(argparse.Action):
-    def __call__(self, parser, namespace, value, flag=None):
-        import sources
-        sources.LINE_BYTES = value << 20
+def limit_records(text):
+    import sources
+    sources.LINE_BYTES = natural(text, 1, 2047) << 20
 
 
 def add_stream_flags(p, val_tokens=SHARD_TOKENS):
