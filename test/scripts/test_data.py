@@ -33,7 +33,7 @@ from unittest import mock
 
 import numpy as np
 
-from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, alive, children, ended
+from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, ROOT, TRAINER, Folder, alive, called, children, ended
 from folder import read_bytes as read
 
 DATA = os.path.join(ROOT, "data")
@@ -95,6 +95,16 @@ def tokens(path):
 
 def all_tokens(directory, pattern="*.bin"):
     return np.concatenate([tokens(p) for p in sorted(glob.glob(os.path.join(directory, pattern)))])
+
+
+def group_shards(directory, stem):
+    """[(documents as lists of ids, header)] of the shards, in order"""
+    found = []
+    for path in sorted(glob.glob(os.path.join(directory, stem))):
+        ids = list(tokens(path))
+        starts = [i for i, t in enumerate(ids) if t == 101] + [len(ids)]
+        found.append(([ids[a:b] for a, b in zip(starts, starts[1:])], header(path)))
+    return found
 
 
 def documents(count, seed=0, longest=60):
@@ -1408,8 +1418,6 @@ class Scripts(Case):
             self.assertEqual(ids[0], 50256)
             self.assertEqual(digest, corpus[f"wikitext-2/{file}.txt"]["gpt2_ids_u16le_sha256"])
         self.assertEqual(len(glob.glob(self.path("o", "wikitext2_train_*.bin"))), 3)
-        source = json.loads(read(self.path("o", "manifest.json")))["source"]
-        self.assertEqual((source["join"], source["text"], source["documents"]), ("file", "word-level", "split"))
         for join, count in (("rows", "292,943"), ("rows_apart", "297,300")):
             said = self.prepare("wikitext", join, "--size", "2", "--local", REAL, "--join", join)
             self.assertIn(f"test: {count} tokens without <|endoftext|>, as expected", said)
@@ -1567,41 +1575,6 @@ class Scripts(Case):
         self.assertEqual((int((ids == 101).sum()), int((ids == 102).sum()), ids[0], ids[-1]), (500, 500, 101, 102))
         self.assertIn("[CLS]", self.script("verify", "--tokenizer", REAL, self.path("b")))
 
-    def group_shards(self, directory, stem):
-        """[(documents as lists of ids, header)] of the shards, in order"""
-        found = []
-        for path in sorted(glob.glob(os.path.join(directory, stem))):
-            ids = list(tokens(path))
-            starts = [i for i, t in enumerate(ids) if t == 101] + [len(ids)]
-            found.append(([ids[a:b] for a, b in zip(starts, starts[1:])], header(path)))
-        return found
-
-    def test_msmarco(self):
-        records = [{"query": f"what is {i}", "positive": f"it is {i} " * 3, "negative": [f"not {i}", "second"]}
-                   for i in range(60)]
-        records[7:7] = [{"query": "lonely"}, {"query": "", "positive": "a", "negative": "b"}]
-        records.append({"query": "long", "pos": ["word " * 900], "neg": [{"text": "nul\0 inside"}]})
-        self.write("in/a.jsonl", json_lines(records))
-        said = self.prepare("msmarco", "o", "--local", self.path("in"), "--val_triplets", "5", "--triplets", "50",
-                            "--shard_tokens", "700")
-        self.assertIn("2 records without text skipped", said)
-        shards = self.group_shards(self.path("o"), "msmarco_train_*.bin")
-        val = self.group_shards(self.path("o"), "msmarco_val_000000.bin")
-        self.assertGreater(len(shards), 1)
-        for docs, head in shards + val:
-            self.assertEqual((head[3], head[4], head[5], head[6]), (30522, 102, 3, len(docs)))
-            self.assertEqual(len(docs) % 3, 0)
-            self.assertTrue(all(d[0] == 101 and d[-1] == 102 and len(d) <= 512 for d in docs))
-        self.assertEqual((len(val[0][0]), sum(len(d) for d, _ in shards)), (15, 150))
-        e = encoding.make_encoding("bert", REAL)
-        every = [d for docs, _ in val + shards for d in docs]
-        for q, positive, negative in zip(every[::3], every[1::3], every[2::3]):
-            number = e.decode(q[1:-1]).split()[-1]
-            if number != "long":
-                self.assertEqual(e.decode(positive[1:-1]), " ".join([f"it is {number}"] * 3))
-                self.assertEqual(e.decode(negative[1:-1]), f"not {number}")
-        self.assertIn("0 findings", self.script("verify", self.path("o")))
-
     def test_a_document_has_room_for_a_token(self):
         for name in "mldr", "msmarco":
             self.assertIn("--max_tokens: expected at least 3, got 2", self.script(name, "--max_tokens", "2", code=2))
@@ -1619,7 +1592,7 @@ class Scripts(Case):
         flags = ("--local", self.mldr("in", corpus, queries), "--shard_tokens", "600", "--max_tokens", "100")
         said = self.prepare("mldr", "o", *flags)
         self.assertIn("every judged document is among the 40", said)
-        shards = self.group_shards(self.path("o"), "mldr_corpus_*.bin")
+        shards = group_shards(self.path("o"), "mldr_corpus_*.bin")
         self.assertGreater(len(shards), 1)
         names = []
         for i, (docs, head) in enumerate(shards):
@@ -1681,6 +1654,56 @@ class Scripts(Case):
 class WithoutAVocabulary(Folder):
     class Bytes(Bytes):
         frame = [101], [102]
+
+    def prepare(self, main, out, *args):
+        """what a script says in this process, with bytes for tokens"""
+        with mock.patch.dict(encoding.ENCODINGS, gpt2=Bytes, bert=self.Bytes):
+            code, _, said = called(main, "--workers", "1", "--local", self.path("in"), "--out", self.path(out), *args)
+        self.assertEqual(code, 0, said)
+        return said
+
+    def test_msmarco(self):
+        import msmarco
+        import verify
+        records = [{"query": f"what is {i}", "positive": f"it is {i} " * 3, "negative": [f"not {i}", "two"]}
+                   for i in range(60)]                              # without e and f, which begin and end a document
+        records[7:7] = [{"query": "lonely"}, {"query": "", "positive": "a", "negative": "b"}]
+        records.append({"query": "long", "pos": ["word " * 900], "neg": [{"text": "nul\0 within"}]})
+        self.write("in/a.jsonl", json_lines(records))
+        said = self.prepare(msmarco.main, "o", "--val_triplets", "5", "--triplets", "50", "--shard_tokens", "700")
+        self.assertIn("2 records without text skipped", said)
+        shards = group_shards(self.path("o"), "msmarco_train_*.bin")
+        val = group_shards(self.path("o"), "msmarco_val_000000.bin")
+        self.assertGreater(len(shards), 1)
+        for docs, head in shards + val:
+            self.assertEqual((head[3], head[4], head[5], head[6]), (30522, 102, 3, len(docs)))
+            self.assertEqual(len(docs) % 3, 0)
+            self.assertTrue(all(d[0] == 101 and d[-1] == 102 and len(d) <= 512 for d in docs))
+        self.assertEqual((len(val[0][0]), sum(len(d) for d, _ in shards)), (15, 150))
+        every = [bytes(d[1:-1]).decode() for docs, _ in val + shards for d in docs]
+        for q, positive, negative in zip(every[::3], every[1::3], every[2::3]):
+            number = q.split()[-1]
+            wanted = (f"it is {number} " * 3, f"not {number}") if number != "long" else (("word " * 102), "nul  within")
+            self.assertEqual((positive, negative), wanted)
+        self.assertIn("0 findings", called(verify.main, self.path("o"))[1])
+
+    def test_how_wikitext_becomes_one_text(self):
+        import wikitext
+        lines = [" = A = \n", " \n", " Words of it . \n"]
+        for split in ("train", "valid", "test"):
+            self.write(f"in/wiki.{split}.tokens", "".join(lines))
+        for join, between in (("file", " \n"), ("rows", ""), ("rows_apart", "\n\n\n\n")):
+            wanted = lines[0] + between + lines[2]
+            with mock.patch.dict(wikitext.KNOWN, {(2, False, join): {"train": len(wanted), "val": 5}}):
+                said = self.prepare(wikitext.main, join, "--size", "2", "--join", join)
+            self.assertIn(f"train: {len(wanted)} tokens without <|endoftext|>, as expected\n", said)
+            self.assertIn(f"val: {len(wanted)} tokens without <|endoftext|>; expected 5: is this another text?", said)
+            self.assertIn(f"test: {len(wanted)} tokens without <|endoftext|>\n", said)
+            for split in ("train", "val", "test"):
+                ids = all_tokens(self.path(join), f"wikitext2_{split}_*.bin")
+                self.assertEqual(list(ids), [256, *wanted.encode()])
+            source = json.loads(read(self.path(join, "manifest.json")))["source"]
+            self.assertEqual((source["join"], source["text"], source["documents"]), (join, "word-level", "split"))
 
     def test_a_document_has_room_for_its_frame(self):
         group = b"abc\0abcd\0abcde\0"
