@@ -286,11 +286,12 @@ class Collectives:
                 self.assertFalse(any(map(alive, pids.values())))
 
     def test_a_pause_ends_nothing(self):
-        """a pause of one rank that is shorter than the deadline, or of all ranks, however long"""
+        """a pause of one rank that is shorter than the deadline, or of all ranks, however long; a rank that said during
+        the first pause that it waits is still found when it hangs"""
         deadline = 3
-        with self.waiting(3, str(deadline)) as (p, pids, until, _):
+        with self.waiting(3, str(deadline)) as (p, pids, until, end):
             until(lambda text: text.count("is process") == 3)
-            for victims, pause in ([1], deadline / 2), (pids, deadline + 2):
+            for victims, pause in ([1], deadline * 0.7), (pids, deadline + 2):
                 for victim in victims:
                     os.kill(pids[victim], signal.SIGSTOP)
                 time.sleep(pause)
@@ -299,6 +300,8 @@ class Collectives:
                 time.sleep(1)
                 self.assertIsNone(p.poll())
                 self.assertTrue(all(map(alive, pids.values())))
+            os.kill(pids[2], signal.SIGSTOP)
+            self.assertRegex(end()[1], r"error: .*: rank [01] waited 3 s for rank 2 \(--collective_timeout\)")
 
     def test_an_error(self):
         for ranks, who, code in (4, "0", 4), (4, "3", 4), (2, "1", 4), (4, "all", 2):
