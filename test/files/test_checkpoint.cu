@@ -581,6 +581,10 @@ TEST_CASE("checkpoint: a full disk is predicted, and a failing write costs nothi
     signal(SIGXFSZ, handler);
     CHECK(failed > 50);
     CHECK(wrong == 0);
+    io_hook = [](IoCall* c) { c->bytes -= c->bytes / 2; return 0; };      // a short write, and its rest
+    save(out.path, 2, 2, 1);
+    io_hook = nullptr;
+    CHECK(loads_as(out.path + "/step_00000002", 2));
 }
 
 // ----------------------------------------------------------------------------------------------------------
