@@ -90,17 +90,16 @@ inline std::vector<double> oracle_rotate(const OracleLayer<double>& o, const std
                                          bool back = false) {
     return find_oracle(o.name).rotate(o, x, h, t, back);
 }
-// the derivative of y.rotate(x) in z, a column of o
-inline double oracle_rotate_slope(OracleLayer<double>& o, double& z, const std::vector<double>& x,
-                                  const std::vector<double>& y, int h, int t) {
+// the derivative of rotate(x) in z, a column of o
+inline std::vector<double> oracle_rotate_slope(OracleLayer<double>& o, double& z, const std::vector<double>& x, int h,
+                                               int t) {
     const double at = z, step = 1e-6;
     z = at + step;
-    const std::vector<double> up = oracle_rotate(o, x, h, t);
+    std::vector<double> slope = oracle_rotate(o, x, h, t);
     z = at - step;
     const std::vector<double> down = oracle_rotate(o, x, h, t);
     z = at;
-    double slope = 0;
-    for (size_t d = 0; d < y.size(); d++) { slope += y[d] * (up[d] - down[d]) / (2 * step); }
+    for (size_t d = 0; d < down.size(); d++) { slope[d] = (slope[d] - down[d]) / (2 * step); }
     return slope;
 }
 inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std::vector<double>& x, int t) {

@@ -8,6 +8,8 @@
 // same input is what float32 costs (check_close in test/oracle.h allows MULTIPLE times that).
 #pragma once
 
+#include <numeric>
+
 #include "test/layer.h"
 #include "test/layers/attention_oracle.h"
 
@@ -282,24 +284,22 @@ private:
             }
         }
     }
-    // += sum of dq'_t.dq'_t/dz for each column z that rotates q, and the same of k
+    // += sum of dq'_t.dq'_t/dz for each column z that rotates q, and the same of k: of one head, from its own token on
     void through_rotation(const Layer& l, OracleLayer<double>& o, const std::vector<float>& qkv,
                           const HeadOracle<double>& want, const HeadOracle<float>& plain, int b, int h) {
         const size_t HS = (size_t)l.s.HS;
-        for (size_t e = 0; e < o.columns.size(); e++) {
-            const size_t at = ((size_t)b * l.s.T + e / (size_t)o.width) * l.OC + 3 * l.C + e % (size_t)o.width;
-            for (size_t t = 0; t < (size_t)o.T; t++) {
+        for (size_t e = (size_t)h; e < o.columns.size(); e += (size_t)o.width) {
+            const size_t own = e / (size_t)o.width, at = ((size_t)b * l.s.T + own) * l.OC + 3 * l.C + e % o.width;
+            for (size_t t = own; t < (size_t)o.T; t++) {
                 for (size_t part = 0; part < 2; part++) {
                     const float* x = &qkv[((size_t)b * l.stride + t) * l.OC + part * l.C + h * HS];
-                    const std::vector<double>& dx = part == 0 ? want.dq : want.dk;
-                    const std::vector<float>& plain_dx = part == 0 ? plain.dq : plain.dk;
-                    const auto slope = [&](auto from) {
-                        return oracle_rotate_slope(o, o.columns[e], {x, x + HS}, {from, from + HS}, h, (int)t);
-                    };
-                    const double term = slope(dx.begin() + t * HS);
+                    const auto dx = (part == 0 ? want.dq : want.dk).begin() + t * HS;
+                    const auto plain_dx = (part == 0 ? plain.dq : plain.dk).begin() + t * HS;
+                    const std::vector<double> slope = oracle_rotate_slope(o, o.columns[e], {x, x + HS}, h, (int)t);
+                    const double term = std::inner_product(slope.begin(), slope.end(), dx, 0.0);
                     dqkv[at] += term;
                     dqkv_sizes[at] += std::fabs(term);
-                    plain_dqkv[at] += (float)slope(plain_dx.begin() + t * HS);
+                    plain_dqkv[at] += (float)std::inner_product(slope.begin(), slope.end(), plain_dx, 0.0);
                 }
             }
         }

@@ -282,7 +282,7 @@ void add_rotation_slope(Slope& s, const Fixture& f, OracleLayer<double>& o, doub
         const int t = e / (2 * f.NH), h = e % (2 * f.NH);
         const size_t at = ((size_t)b * f.T + t) * f.OC + (size_t)h * f.HS, end = at + f.HS;
         const std::vector<double> x(&f.qkv_host[at], &f.qkv_host[0] + end), dx(&dqkv[at], &dqkv[0] + end);
-        const double term = oracle_rotate_slope(o, z, x, dx, h % f.NH, t);
+        const double term = dot(oracle_rotate_slope(o, z, x, h % f.NH, t), dx);
         s.value += term;
         s.squares += term * term;
     }
@@ -540,30 +540,30 @@ TEST_CASE("fire's sums are exact enough at 2,048 tokens", "[positions]") {
     }
 }
 
+namespace {
+
+// of each head, by the bias of the second token for the first
+std::vector<float> slopes(const char* pos, int NH) {
+    Fixture f(parse_position(pos, 2), 1, 2, NH, 2, true, 1);
+    f.prepare(2, 0);
+    const std::vector<float> b = f.bias();
+    std::vector<float> m;
+    for (int h = 0; h < NH; h++) { m.push_back(-b[(size_t)h * 4 + 2]); }
+    return m;
+}
+
+} // namespace
+
 TEST_CASE("alibi's slopes", "[positions]") {
-    const auto slopes = [](int NH) {
-        Fixture f(parse_position("alibi", 2), 1, 2, NH, 2, true, 1);
-        f.prepare(2, 0);
-        const std::vector<float> b = f.bias();
-        std::vector<float> m;
-        for (int h = 0; h < NH; h++) { m.push_back(-b[(size_t)h * 4 + 2]); }    // i = 1, j = 0
-        return m;
-    };
-    CHECK(slopes(1) == std::vector<float>{1.0f / 256});
-    CHECK(slopes(8) == std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f});
-    CHECK(slopes(12) == std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f,
-                                           0.70710678118f, 0.35355339059f, 0.17677669529f, 0.08838834764f});
+    CHECK(slopes("alibi", 1) == std::vector<float>{1.0f / 256});
+    CHECK(slopes("alibi", 8) ==
+          std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f});
+    CHECK(slopes("alibi", 12) ==
+          std::vector<float>{0.5f, 0.25f, 0.125f, 0.0625f, 0.03125f, 0.015625f, 0.0078125f, 0.00390625f,
+                             0.70710678118f, 0.35355339059f, 0.17677669529f, 0.08838834764f});
 }
 
 TEST_CASE("alibi's random slopes", "[positions]") {
-    const auto slopes = [](const char* pos, int NH) {
-        Fixture f(parse_position(pos, 2), 1, 2, NH, 2, true, 1);
-        f.prepare(2, 0);
-        const std::vector<float> b = f.bias();
-        std::vector<float> m;
-        for (int h = 0; h < NH; h++) { m.push_back(-b[(size_t)h * 4 + 2]); }    // i = 1, j = 0
-        return m;
-    };
     const int NH = 4000;
     const std::vector<float> m = slopes("alibi_random", NH), again = slopes("alibi_random:seed=42,mean=0.125", NH);
     CHECK(m == again);
