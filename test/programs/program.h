@@ -65,12 +65,6 @@ inline std::string find_program(const std::string& name) {
     return path != nullptr && *path != '\0' ? path : "./" + name;
 }
 
-inline bool have_program(const std::string& name) {
-    if (access(find_program(name).c_str(), X_OK) == 0) { return true; }
-    WARN("SKIPPED: there is no " << find_program(name) << " (make " << name << ")");
-    return false;
-}
-
 // A run in the background
 struct Process {
     pid_t pid = -1;
@@ -140,7 +134,10 @@ struct Place : TempDir {
     Flags base;                                             // of a run that takes a few milliseconds
     int runs = 0;
 
-    explicit Place(const std::string& name) : program(find_program(name)) {}
+    explicit Place(const std::string& name) : program(find_program(name)) {
+        INFO("expected " << program << " (make " << name << ")");
+        REQUIRE(access(program.c_str(), X_OK) == 0);
+    }
     Outcome run(const Flags& flags) {
         Process p(program, flags.words(), *this / ("run" + std::to_string(runs++)));
         const Outcome o = p.wait();

@@ -27,8 +27,6 @@ struct Bert : Place {
     Flags use(const std::string& model) const { return Flags().set("--load", model).with("--threads 1"); }
 };
 
-bool have_bert() { return have_program("train_bert"); }
-
 // What --encode has written into a directory: rows (names,C)
 struct Embeddings {
     int C = 0;
@@ -106,7 +104,6 @@ std::string groups_shard(const std::vector<uint16_t>& ids, int group, int docume
 // training
 
 TEST_CASE("bert: data that is read twice, or trained on and measured on, is named") {
-    if (!have_bert()) { return; }
     Bert place;
     const std::string a = place / "pairs_1.txt", b = place / "pairs_2.txt";
     write_file(a, "a query\ta passage\nanother\tone more\n");
@@ -121,7 +118,6 @@ TEST_CASE("bert: data that is read twice, or trained on and measured on, is name
 }
 
 TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run goes on", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     const std::string out = place / "few";
     // one sequence of 16 tokens, with 2 in 100 masked: most steps and validations have none
@@ -167,7 +163,6 @@ TEST_CASE("bert_run: nothing masked: no validation loss, no update, and the run 
 }
 
 TEST_CASE("bert_run: a window belongs to the checkpoint", "[bert_run][mask]") {
-    if (!have_bert()) { return; }
     Bert place;
     const Outcome o = place.run(place.base.with("--window 4 --sinks 1"));
     REQUIRE(o.code == 0);
@@ -185,11 +180,10 @@ TEST_CASE("bert_run: a window belongs to the checkpoint", "[bert_run][mask]") {
 }
 
 TEST_CASE("bert_run: an old checkpoint goes on", "[bert_run]") {
-    if (have_bert()) { check_old_checkpoint("train_bert"); }
+    check_old_checkpoint("train_bert");
 }
 
 TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transformers can read", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     const Outcome o = place.run(place.base.with("--steps 60 --lr 1e-2 --val_every 20 --checkpoint_every 60"));
     REQUIRE(o.code == 0);
@@ -241,7 +235,6 @@ TEST_CASE("bert_run: it trains, validates and saves a checkpoint that transforme
 }
 
 TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbroken run", "[bert_run]") {
-    if (!have_bert()) { return; }
     for (const char* pos : {"cable", "learned"}) {
         INFO(pos);
         Bert place;
@@ -268,7 +261,6 @@ TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbrok
 }
 
 TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     const Flags flags = place.pairs.with("--model 1,2,16 --steps 12 --checkpoint_every 8 --B 24 --total_batch 576")
                             .set("--out", place.out());
@@ -297,7 +289,6 @@ TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]
 }
 
 TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only rounding", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     // shapes that no tile divides, several slabs of rows, five micro-batches
     const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
@@ -323,7 +314,6 @@ TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only r
 }
 
 TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is learned by heart", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     // one window of text, again and again: the losses of an untrained model differ only by the masks
     write_file(place / "one.txt", words(33, 1));
@@ -355,7 +345,6 @@ TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is lear
 
 TEST_CASE("bert_run: every length scores the same tokens, and a length beyond the encoding's reach says so",
           "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     // 1 the same tokens at every length, and a row that says where learned positions end
     for (const std::string pos : {"cable", "learned"}) {
@@ -412,7 +401,6 @@ TEST_CASE("bert_run: every length scores the same tokens, and a length beyond th
 }
 
 TEST_CASE("bert_run: weights that are not finite, and weights too large, have no use", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     write_file(place / "docs.txt", "some words\n");
     const Outcome o = place.run(place.base.with("--lr 1e30 --schedule constant"));
@@ -440,7 +428,6 @@ TEST_CASE("bert_run: weights that are not finite, and weights too large, have no
 }
 
 TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained", "[bert_run][rope_scaling]") {
-    if (!have_bert()) { return; }
     Bert place;
     const Flags base = place.base.without("--out").with("--model 2,2,32 --lr 3e-3 --val_every 0");
     REQUIRE(place.run(base.with("--pos rope --T 16 --B 8 --steps 400 --checkpoint_every 400 --final_lr 0.1")
@@ -486,7 +473,6 @@ TEST_CASE("bert_run: every use of a checkpoint stretches rope as it was trained"
 }
 
 TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     const Flags flags = place.base.with("--model 2,2,32 --steps 400 --lr 1e-2 --final_lr 0.1 --B 8 --val_every 0");
     REQUIRE(place.run(flags.with("--checkpoint_every 400")).code == 0);
@@ -521,7 +507,6 @@ TEST_CASE("bert_run: five likely tokens for each [MASK]", "[bert_run]") {
 }
 
 TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     REQUIRE(place.run(place.base).code == 0);
     std::vector<std::string> docs;
@@ -575,7 +560,6 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
 }
 
 TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     std::string many_pairs;                                 // no text is there twice
     for (int i = 0; i < 4000; i++) { many_pairs += strprintf("%04d ABCD\t%04d abcd efgh\n", i, i); }
@@ -648,7 +632,6 @@ double share_found(Retrieval& place, const std::string& model, const Flags& flag
 }
 
 TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     // cls has to look for each word by attention
     const struct { const char *pooling, *training; double wanted; } rows[] = {
@@ -679,7 +662,6 @@ TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
 }
 
 TEST_CASE("bert_run: the pooling that was trained stays with the model", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     const auto config_of = [](const std::string& out) {
         return parse_json(read_file(step_dir(out, 1) + "/config.json"), "config");
@@ -706,7 +688,6 @@ TEST_CASE("bert_run: the pooling that was trained stays with the model", "[bert_
 }
 
 TEST_CASE("bert_run: a model of WordPiece reads ids, prints its words and keeps its vocabulary", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     const std::string given = place / "given";
     io_mkdirs(given);
@@ -749,7 +730,6 @@ TEST_CASE("bert_run: a model of WordPiece reads ids, prints its words and keeps 
 // refused
 
 TEST_CASE("bert_run: a checkpoint of the other trainer is refused by either", "[bert_run]") {
-    if (!have_bert() || !have_program("train_gpt2")) { return; }
     Bert place;
     Place gpt2("train_gpt2");
     REQUIRE(place.run(place.base).code == 0);
@@ -767,7 +747,6 @@ TEST_CASE("bert_run: a checkpoint of the other trainer is refused by either", "[
 }
 
 TEST_CASE("bert_run: flags and data that cannot be are refused before anything is written", "[bert_run]") {
-    if (!have_bert()) { return; }
     Retrieval place;
     const Flags &b = place.base, pairs = place.pairs.with("--steps 2").set("--out", place.out());
     REQUIRE(place.run(b.set("--out", place / "model")).code == 0);
@@ -827,7 +806,6 @@ TEST_CASE("bert_run: flags and data that cannot be are refused before anything i
 }
 
 TEST_CASE("bert_run: --check and --help", "[bert_run]") {
-    if (!have_bert()) { return; }
     Bert place;
     const Outcome checked = place.run(place.base.with("--check --total_batch 256"));
     CHECK(checked.code == 0);

@@ -9,8 +9,6 @@
 
 namespace {
 
-bool have_program() { return ::have_program("train_gpt2"); }
-
 // A directory with data and the flags of a run that takes a few milliseconds.
 struct Place : ::Place {
     Place() : ::Place("train_gpt2") {
@@ -35,7 +33,6 @@ std::vector<uint16_t> ids_below(int vocab, size_t n) {
 // the same bits
 
 TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken run", "[run][P1]") {
-    if (!have_program()) { return; }
     for (const char* pos : {"cable", "fire", "learned"}) {
         INFO(pos);
         Place place;
@@ -68,7 +65,6 @@ TEST_CASE("run: resumed in a fresh process, the bits are those of an unbroken ru
 }
 
 TEST_CASE("run: the log begins with the flags, from which --config trains the same again", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--pos t5_clip:K=5 --steps 9 --checkpoint_every 3 --allow_change steps");
     REQUIRE(place.run(flags).code == 0);
@@ -93,7 +89,6 @@ TEST_CASE("run: the log begins with the flags, from which --config trains the sa
 }
 
 TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run][P1]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--steps 30 --checkpoint_every 2 --keep 2 --skip_norm_z 3");
     const double start = wall_seconds();
@@ -127,7 +122,6 @@ TEST_CASE("run: killed at any instant, it resumes to the same bits", "[run][P1]"
 }
 
 TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[run][P16]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --steps 4000 --val_every 0")
         .with("--checkpoint_every 4000 --threads 1");
@@ -153,7 +147,6 @@ TEST_CASE("run: a signal ends it after the step, resumable to the same bits", "[
 }
 
 TEST_CASE("run: a second signal, one during a validation, nohup, and a console that goes away", "[run][P16]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --val_every 0 --steps 100000")
         .with("--checkpoint_every 100000 --threads 1");
@@ -212,7 +205,6 @@ TEST_CASE("run: a second signal, one during a validation, nohup, and a console t
 }
 
 TEST_CASE("run: resuming where there is nothing is said, or refused, and loses no log", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     check_refused(place, {place.base.set("--resume", "2"), {"--resume 2", place.out(), "is --out right"}});
     const Flags short_run = place.base.with("--steps 3 --checkpoint_every 0");
@@ -239,7 +231,6 @@ TEST_CASE("run: resuming where there is nothing is said, or refused, and loses n
 }
 
 TEST_CASE("run: threads and recomputing change no bit, micro-batches only rounding", "[run][P11]") {
-    if (!have_program()) { return; }
     Place place;
     // shapes that no tile divides, several slabs of rows, five micro-batches
     const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
@@ -269,7 +260,6 @@ TEST_CASE("run: threads and recomputing change no bit, micro-batches only roundi
 // refused
 
 TEST_CASE("run: flags and data that cannot be are refused before anything is written", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags& b = place.base;
     // 1 shards and texts, most of them wrong
@@ -354,7 +344,6 @@ TEST_CASE("run: flags and data that cannot be are refused before anything is wri
 }
 
 TEST_CASE("run: a checkpoint of another model is refused", "[run][P9]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags use = Flags().set("--val_files", place / "val.txt").set("--threads", "1");
     const std::string learned = place / "learned", t5 = place / "t5";
@@ -412,7 +401,6 @@ TEST_CASE("run: a checkpoint of another model is refused", "[run][P9]") {
 
 // An earlier version, which did not know the key, may have computed something else than today's default.
 TEST_CASE("run: a config.json that lacks a key of its encoding is refused", "[run][P23]") {
-    if (!have_program()) { return; }
     Place place;
     struct Lacking { const char *pos, *key, *today; };
     for (const Lacking& k : {Lacking{"kcable", "weight", "outside"}, {"kcable:weight=inside", "weight", "outside"},
@@ -442,7 +430,6 @@ TEST_CASE("run: a config.json that lacks a key of its encoding is refused", "[ru
 }
 
 TEST_CASE("run: a resumed run keeps what it is", "[run][P9]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--steps 8 --checkpoint_every 4 --schedule linear");
     REQUIRE(place.run(flags).code == 0);
@@ -501,7 +488,6 @@ void rewrite_in_checkpoint(const std::string& dir, int step, const std::string& 
 }
 
 TEST_CASE("run: it is not resumed on other data", "[run][P9]") {
-    if (!have_program()) { return; }
     ShardedPlace place;
     const std::string first = read_file(place.data(0)), second = read_file(place.data(1));
     const std::string last = read_file(place.data(2));
@@ -567,7 +553,6 @@ static Json config_of(const std::string& step) {
 }
 
 TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.without("--out").with("--model 1,2,32");
     REQUIRE(place.run(base.with("--pos rope --T 16").set("--out", place / "short")).code == 0);
@@ -619,7 +604,6 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint", "[run][rope_sc
 }
 
 TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.without("--out").with("--model 1,2,32 --lr 1e-2");
     REQUIRE(place.run(base.with("--pos rope --T 16").set("--out", place / "short")).code == 0);
@@ -690,7 +674,6 @@ TEST_CASE("run: LongRoPE's factors are read once, and belong to the checkpoint",
 }
 
 TEST_CASE("run: factors that LongRoPE cannot use are refused before anything is allocated", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.with("--model 1,2,32 --pos rope --T 16");
     REQUIRE(place.run(base.set("--out", place / "plain")).code == 0);
@@ -746,7 +729,6 @@ TEST_CASE("run: factors that LongRoPE cannot use are refused before anything is 
 }
 
 TEST_CASE("run: a checkpoint of an earlier formula is refused", "[run][P23]") {
-    if (!have_program()) { return; }
     Place place;
     for (const auto& [pos, changed] : {std::pair<const char*, bool>{"bam", true}, {"ssmax+alibi", true},
                                        {"bam,none", true}, {"ssmax", false}, {"ssmax+rope", false}}) {
@@ -770,7 +752,6 @@ TEST_CASE("run: a checkpoint of an earlier formula is refused", "[run][P23]") {
 }
 
 TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.without("--out").with("--model 1,2,32 --T 16 --lr 1e-2");
     REQUIRE(place.run(base.with("--pos rope").set("--out", place / "short")).code == 0);
@@ -827,7 +808,6 @@ TEST_CASE("run: rope's base belongs to the checkpoint", "[run][rope_scaling]") {
 }
 
 TEST_CASE("run: a base that does not fit the model is refused", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base.with("--pos rope").set("--out", place / "plain")).code == 0);
     REQUIRE(place.run(place.base.with("--pos alibi").set("--out", place / "alibi")).code == 0);
@@ -849,7 +829,6 @@ TEST_CASE("run: a base that does not fit the model is refused", "[run][rope_scal
 }
 
 TEST_CASE("run: what a flag may do to a checkpoint's value", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.without("--out").with("--model 1,2,32 --T 16 --pos rope");
     REQUIRE(place.run(base.set("--out", place / "old")).code == 0);
@@ -897,7 +876,6 @@ TEST_CASE("run: what a flag may do to a checkpoint's value", "[run]") {
 }
 
 TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags base = place.base.with("--model 1,2,32 --window 5 --sinks 2");
     const std::string out = place / "out";
@@ -932,7 +910,6 @@ TEST_CASE("run: a window belongs to the checkpoint", "[run][mask]") {
 }
 
 TEST_CASE("run: documents that are kept apart are so in the checkpoint", "[run][mask]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "ids.bin", shard(ids_below(40, 4000), 40, 4000));        // a document is 40 tokens, on average
     const Flags base = place.base.with("--model 1,2,32 --pos sinusoidal --document_mask 1")
@@ -983,7 +960,6 @@ std::string choices(int examples) {
 
 TEST_CASE("run: HellaSwag and --generate stretch rope as the checkpoint says, and the log names it",
           "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "choices.bin", choices(12));
     const Flags base = place.base.without("--out").with("--model 1,2,32 --pos rope --lr 1e-2");
@@ -1034,7 +1010,6 @@ TEST_CASE("run: HellaSwag and --generate stretch rope as the checkpoint says, an
 }
 
 TEST_CASE("run: a stretch of rope that this project does not know is refused", "[run][rope_scaling]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base.with("--pos rope").set("--out", place / "plain")).code == 0);
     const std::string old = step_dir(place / "plain", 12), dir = place / "edited";
@@ -1057,7 +1032,6 @@ TEST_CASE("run: a stretch of rope that this project does not know is refused", "
 }
 
 TEST_CASE("run: the rows that a softmax sees belong to the checkpoint", "[run][vocab_softmax]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "ids.bin", shard(ids_below(300, 4000), 300, 4000));
     const Flags base = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin");
@@ -1083,7 +1057,6 @@ TEST_CASE("run: the rows that a softmax sees belong to the checkpoint", "[run][v
 }
 
 TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "file", "not a directory");
     check_refused(place, {place.base.set("--out", place / "file"), {"file", "cannot create directory"}});
@@ -1109,11 +1082,10 @@ TEST_CASE("run: a directory that cannot be written to, or is in use", "[run]") {
 // damage
 
 TEST_CASE("run: an old checkpoint goes on", "[run][P23]") {
-    if (have_program()) { check_old_checkpoint("train_gpt2"); }
+    check_old_checkpoint("train_gpt2");
 }
 
 TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoint", "[run][P14]") {
-    if (!have_program()) { return; }
     Place place;
     const Outcome o = place.run(place.base.with("--steps 60 --checkpoint_every 5 --lr 1e30 --schedule constant"));
     CHECK(o.code == EXIT_DIVERGED);
@@ -1138,7 +1110,6 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
 }
 
 TEST_CASE("run: weights that are not finite, and weights too large, have no use", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     // without 20 skipped updates in a row, the last validation says so
     const Outcome few = place.run(place.base.with("--steps 6 --lr 1e30 --schedule constant")
@@ -1195,7 +1166,6 @@ void set_cable_bias(const std::string& path, const std::string& layer, int head,
 }
 
 TEST_CASE("run: heads whose sum never moves are counted at every validation", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     // 3000 bytes are no multiple of T: the last window is short, and padding must not count
     write_file(place / "long.txt", words(3000, 5));
@@ -1225,7 +1195,6 @@ TEST_CASE("run: heads whose sum never moves are counted at every validation", "[
 }
 
 TEST_CASE("run: CABLE's bias starts where --pos says, and a checkpoint keeps that", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const auto start = [&](const char* pos, const char* out) {
         REQUIRE(place.run(place.base.with("--steps 1 --lr 0").set("--pos", pos).set("--out", place / out)).code == 0);
@@ -1243,7 +1212,6 @@ TEST_CASE("run: CABLE's bias starts where --pos says, and a checkpoint keeps tha
 }
 
 TEST_CASE("run: a step that is skipped is a step, with its samples and its learning rate", "[run][P14]") {
-    if (!have_program()) { return; }
     Place place;
     // updates too small to change a loss, so that it tells the samples
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --steps 200 --schedule linear --warmup 10 --lr 1e-30")
@@ -1264,7 +1232,6 @@ TEST_CASE("run: a step that is skipped is a step, with its samples and its learn
 }
 
 TEST_CASE("run: a gradient longer than --clip is cut to it, exactly, and a shorter one is left alone", "[run][clip]") {
-    if (!have_program()) { return; }
     Place place;
     // the norm of the gradient that the first update has seen: its m is (1 - beta1) times that
     const auto first = [&](double clip, double* norm) {
@@ -1294,7 +1261,6 @@ TEST_CASE("run: a gradient longer than --clip is cut to it, exactly, and a short
 }
 
 TEST_CASE("run: a damaged checkpoint is passed over", "[run][P6]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);
     const auto whole = bits(step_dir(place.out(), 12));
@@ -1329,7 +1295,6 @@ TEST_CASE("run: a damaged checkpoint is passed over", "[run][P6]") {
 // looking and using
 
 TEST_CASE("run: the console keeps to 100 columns and prints no control characters", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags =
         place.base.with("--lr 0 --steps 140 --val_every 70 --sample_every 140 --tokens 300")
@@ -1367,7 +1332,6 @@ size_t controls(const std::string& text) {                          // except li
 }
 
 TEST_CASE("run: control characters and long texts of files and flags do not reach the terminal", "[run][terminal]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base.with("--steps 1 --checkpoint_every 1")).code == 0);
     const std::string evil = "\x1b[2J\x1b]0;title\x07\r\b\t\x0b\x0c\x0e\x0f\x7f\x01\xC2\x9B[31m\nerror: x";
@@ -1432,7 +1396,6 @@ TEST_CASE("run: control characters and long texts of files and flags do not reac
 }
 
 TEST_CASE("run: a finished run that is repeated logs its evaluations once", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--eval_lengths 16,32 --curve");
     REQUIRE(place.run(flags).code == 0);
@@ -1449,7 +1412,6 @@ TEST_CASE("run: a finished run that is repeated logs its evaluations once", "[ru
 }
 
 TEST_CASE("run: the banner shows what was changed and what the user may not expect", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags check_run = place.base.set("--check");
     const auto banner = [&](const Flags& flags) {               // with each of its lines in one piece
@@ -1474,7 +1436,6 @@ TEST_CASE("run: the banner shows what was changed and what the user may not expe
 }
 
 TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.set("--train_files", place / "data/tinyshakespeare/tiny_shakespeare_train.bin");
     check_refused(place, {flags, {"--train_files", "tiny_shakespeare_train.bin: no such file",
@@ -1485,7 +1446,6 @@ TEST_CASE("run: a missing data set names the script that makes it", "[run]") {
 }
 
 TEST_CASE("run: no validation data is not an error of the default file", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags trains = place.base.without("--val_files");
     check_refused(place, {trains, {"no data to validate on: give --val_files, or --val_every 0"}});
@@ -1497,7 +1457,6 @@ TEST_CASE("run: no validation data is not an error of the default file", "[run]"
 }
 
 TEST_CASE("run: a trainer's process has its name", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const std::string log = place / "log", name = place.program.substr(place.program.rfind('/') + 1);
     std::string shown;
@@ -1513,7 +1472,6 @@ TEST_CASE("run: a trainer's process has its name", "[run]") {
 }
 
 TEST_CASE("run: limits of memory, threads no machine has, and batches that fit in none", "[run][limits]") {
-    if (!have_program()) { return; }
     Place place;
     const auto limited = [&](const char* kilobytes, const Flags& flags) {
         Process p("/bin/sh", {"-c", std::string("ulimit -v ") + kilobytes + " && exec " + place.command(flags)},
@@ -1544,7 +1502,6 @@ TEST_CASE("run: limits of memory, threads no machine has, and batches that fit i
 }
 
 TEST_CASE("run: a stdout that takes nothing", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const auto in_full = [&](const Flags& f, const std::string& name) {
         return Process("/bin/sh", {"-c", place.command(f) + " > /dev/full"}, place / name).wait();
@@ -1566,7 +1523,6 @@ TEST_CASE("run: a stdout that takes nothing", "[run]") {
 }
 
 TEST_CASE("run: a control group's memory and cores are the machine's", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "in.sh", "at=/sys/fs/cgroup; mount -t tmpfs groups $at && mkdir $at/memory $at/cpu || exit 77\n"
                                 "echo 100000000 | tee $at/memory.max >$at/memory/memory.limit_in_bytes\n"
@@ -1596,7 +1552,6 @@ TEST_CASE("run: a control group's memory and cores are the machine's", "[run]") 
 }
 
 TEST_CASE("run: --check and --help", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Outcome check_run = place.run(place.base.with("--check --total_batch 256"));
     CHECK(check_run.code == 0);
@@ -1632,7 +1587,6 @@ TEST_CASE("run: --check and --help", "[run]") {
 }
 
 TEST_CASE("run: perplexity at every length, logged", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags eval = Flags().set("--val_files", place / "val.txt").with("--threads 2 --eval_lengths 16,32,64,128");
     const uint64_t tokens = words(1200, 2).size() - 1;
@@ -1688,7 +1642,6 @@ TEST_CASE("run: perplexity at every length, logged", "[run]") {
 }
 
 TEST_CASE("run: no evaluation and no validation at a length that the text does not have", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);
     write_file(place / "32.txt", words(32, 3).substr(0, 32));
@@ -1718,7 +1671,6 @@ TEST_CASE("run: no evaluation and no validation at a length that the text does n
 }
 
 TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "choices.bin", choices(12));
     REQUIRE(place.run(place.base).code == 0);
@@ -1735,7 +1687,6 @@ TEST_CASE("run: a use whose results are not on the disk has failed", "[run]") {
 }
 
 TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "ids.bin", shard(ids_below(300, 2000), 300, 2000));
     const Flags ids = place.base.set("--train_files", place / "ids.bin").set("--val_files", place / "ids.bin")
@@ -1779,7 +1730,6 @@ TEST_CASE("run: text from a checkpoint, and the samples of a run", "[run]") {
 }
 
 TEST_CASE("run: a prompt from a file is its text, whatever its length", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     write_file(place / "ids.bin", shard(ids_below(300, 2000), 300, 2000));
     const Flags train = place.base.with("--steps 1 --val_every 0 --checkpoint_every 1");
@@ -1810,7 +1760,6 @@ TEST_CASE("run: a prompt from a file is its text, whatever its length", "[run]")
 }
 
 TEST_CASE("run: data that is read twice, or trained on and measured on, is named", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const std::string in = place / "d", other = place / "e";
     const std::string train = in + "/a_train.bin", val = in + "/a_val.bin";
@@ -1876,7 +1825,6 @@ struct WithVocabulary : Place {
 };
 
 TEST_CASE("run: --generate ends with the text, unless --stop_at_eot 0", "[run][vocabulary]") {
-    if (!have_program()) { return; }
     WithVocabulary place;
     const Flags train = place.ids.set("--tokenizer", place.vocab).with("--steps 1 --checkpoint_every 1 --tokens 900");
     const Outcome samples = place.run(train.with("--sample_every 1"));
@@ -1892,7 +1840,6 @@ TEST_CASE("run: --generate ends with the text, unless --stop_at_eot 0", "[run][v
 }
 
 TEST_CASE("run: without a tokenizer, texts end with GPT-2's token in GPT-2's vocabulary alone", "[run][vocabulary]") {
-    if (!have_program()) { return; }
     Place place;
     for (int vocab : {300, 50257}) {
         write_file(place / "ids.bin", shard(ids_below(vocab, 100), vocab, 100));
@@ -1912,7 +1859,6 @@ TEST_CASE("run: without a tokenizer, texts end with GPT-2's token in GPT-2's voc
 }
 
 TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the libraries' names", "[run][vocabulary]") {
-    if (!have_program()) { return; }
     WithVocabulary place;
     const std::string was = read_file(place.vocab), was_merges = read_file(place.merges);
     const std::vector<std::string> wanted = {"generation_config.json", "merges.txt", "tokenizer_config.json",
@@ -1964,7 +1910,6 @@ TEST_CASE("run: the tokenizer is read once, and every checkpoint has it by the l
 }
 
 TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is read", "[run][vocabulary]") {
-    if (!have_program()) { return; }
     WithVocabulary place;
     REQUIRE(place.run(place.ids.set("--tokenizer", place.vocab)).code == 0);
     const std::string dir = step_dir(place.out(), 12);
@@ -2008,7 +1953,6 @@ TEST_CASE("run: what is not a tokenizer is refused, and an old checkpoint's is r
 }
 
 TEST_CASE("run: weights of other software with more rows than tokens, and added tokens", "[run][vocabulary]") {
-    if (!have_program()) { return; }
     WithVocabulary place;
     // 1 a model of 320 rows without our files, and data of 260 tokens
     write_file(place / "rows.bin", shard(ids_below(320, 4000), 320, 4000));
@@ -2079,7 +2023,6 @@ TEST_CASE("run: weights of other software with more rows than tokens, and added 
 }
 
 TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     REQUIRE(place.run(place.base).code == 0);
     const std::string text = "caf\xc3\xa9 \xff of,a";        // commas, and bytes that are not UTF-8
@@ -2140,7 +2083,6 @@ TEST_CASE("run: the bias matrix of a head as JSON", "[run]") {
 }
 
 TEST_CASE("run: it overfits one batch", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     for (const char* pos : {"cable", "rope"}) {
         INFO(pos);
@@ -2156,7 +2098,6 @@ TEST_CASE("run: it overfits one batch", "[run]") {
 
 // 48 micro-batches of one sequence
 TEST_CASE("run: the leaves of a step are recorded, and kept by --resume", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags flags = place.base.with("--model 1,2,16 --T 16 --B 1 --total_batch 768 --steps 4 --val_every 0")
         .with("--checkpoint_every 2 --keep 0");
@@ -2189,7 +2130,6 @@ TEST_CASE("run: the leaves of a step are recorded, and kept by --resume", "[run]
 }
 
 TEST_CASE("run: llm.c's letters", "[run]") {
-    if (!have_program()) { return; }
     Place place;
     const Flags letters = Flags().set("-i", place / "train.txt").set("-j", place / "val.txt")
         .with("--model 2,2,32 -t 32 -b 2 -d 256 -x 8 -l 1e-3 -u 3 -q 0.1 -c 0.1 -k linear -v 4 -m 3 -s 0 -g 9 -n 2")
