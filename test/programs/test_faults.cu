@@ -721,19 +721,6 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
     check_none(wrong);
 }
 
-TEST_CASE("faults: signals in other calls and short writes change nothing", "[faults][P3]") {
-    const Reference reference;
-    for (const Strike strike : {Strike::Interrupt, Strike::Half}) {
-        Training t;
-        const Planted planted(strike, 1, 0, true);
-        CHECK(t.run() == 0);
-        CHECK(hook.count > reference.calls / 2);
-        CHECK_FALSE(contains(t.text, "warning"));
-        CHECK(t.bits(6) == reference.bits);
-        CHECK(read_file(t.out() + "/main.log") == reference.log);
-    }
-}
-
 TEST_CASE("faults: training continues after a failed save", "[faults][P4]") {
     const Reference reference;
     const long n = reference.calls / 4;         // in the first of the three saves, among its files
@@ -799,17 +786,13 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
 TEST_CASE("faults: the program itself, at the calls that $FAULTS names", "[faults]") {
     const char* path = getenv("TRAIN_GPT2");
     const std::string program = path != nullptr && *path != '\0' ? path : "./train_gpt2";
-    if (access(program.c_str(), X_OK) != 0) {
-        WARN("SKIPPED: there is no " << program << " (make train_gpt2, or set TRAIN_GPT2)");
-        return;
-    }
     const Reference reference(program);                 // by the same compilation of the kernels
     const struct { const char* call; int error; const char *what, *wanted; int code; } runs[] = {
         {"write:9", ENOSPC, "", "", 0},
         {"write:9", ENOSPC, ":always", "error: step 6 is not saved: ", EXIT_BAD_INPUT},
         {"fsync:4", EIO, ":once", "warning: step 2 is not saved: ", 0},
         {"any:40", 0, "short:always", "saved ", 0},
-        {"any:40", EINTR, "", "", 0},
+        {"write:3", EINTR, "", "", 0},                     // of the log
         {"rename:2", 0, "kill", "", 128 + SIGKILL},
         {"unlink:1", EDQUOT, "", "old checkpoints could not be deleted", 0},
         // fsync number 6 is that of step 2's model
@@ -826,6 +809,7 @@ TEST_CASE("faults: the program itself, at the calls that $FAULTS names", "[fault
         CHECK(contains(text, "FAULTS: "));
         CHECK((name == "any" || contains(text, "FAULTS: " + name + " number " + call.substr(name.size() + 1) + ", ")));
         CHECK(contains(text, r.wanted));
+        CHECK((!contains(text, "warning") || (r.error != 0 && r.error != EINTR)));
         if (code == 0) {
             CHECK(std::to_string(t.last_saved()) + read_file(t.out() + "/main.log").substr(0, 4) == "6s:0 ");
         }
