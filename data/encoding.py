@@ -236,7 +236,7 @@ class ByTokenizers:
 
 class BPE(ByTokenizers):
     """the byte-level BPE of a tokenizer.json. A special token that is spelled in a document is plain text, so that no
-    document can end itself; in a prompt the trainer finds it, as transformers does."""
+    document can end itself; in a prompt scripts/text.py finds it, as transformers does."""
     name = "bpe"
 
     def __init__(self, directory):

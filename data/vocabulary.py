@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""vocabulary.py -- GPT-2's vocabulary as files, for --tokenizer: to read prompts and to print text.
+"""vocabulary.py -- GPT-2's vocabulary as files, by which the trainer prints text and scripts/text.py reads it.
 
     data/vocabulary.py --out data/gpt2
     scripts/text.py generate run/cable "Once upon a time" --tokenizer data/gpt2

@@ -91,7 +91,7 @@ fi
 if [ -n "$NVCC" ] && [ "$NCCL" != 0 ]; then
     cuda=$(realpath -m "$NVCC")
     cuda=${cuda%/bin/nvcc}
-    nccl=$(first $'#include <comm.h>\nstatic_assert(NCCL_VERSION_CODE >= 21400);
+    nccl=$(first $'#include <nccl.h>\nstatic_assert(NCCL_VERSION_CODE >= 21700);
         int main() { int v; return ncclGetVersion(&v); }' \
         "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -lnccl)}" \
         "${NCCL_DIR:+-I$cuda/include $(library "$NCCL_DIR" -l:libnccl.so.2)}" \

@@ -579,7 +579,7 @@ def parse(argv):
     p.add_argument("--evaluator", default="", help="program that evaluates, such as a build with PRECISION=FP32 "
                    "[--trainer]")
     p.add_argument("--tokenizer", default="",
-                   help="vocabulary to keep with the checkpoints, so that the models read and print text")
+                   help="vocabulary to keep with the checkpoints, so that the models print text")
     p.add_argument("--tokens_per_s", type=above_0, default=0,
                    help="speed of one GPU as you measured it, for the hours shown")
     p.add_argument("--tflops", type=above_0, default=200, help="TFLOP/s assumed without --tokens_per_s [200]")

@@ -120,10 +120,11 @@ def evaluate(queries_path, corpus_path, qrels, qrels_path):
 def embed(args, what, T, place):
     """the file of --encode for --corpus or --queries; if the trainer fails, this script ends with its exit code"""
     out = os.path.join(place, what)
-    path, words, flags = getattr(args, what), [*shlex.split(args.trainer), "--load", args.load, "--encode"], []
+    path, words = getattr(args, what), [*shlex.split(args.trainer), "--load", args.load, "--encode"]
+    flags = ["--tokenizer", args.tokenizer] if args.tokenizer else []
     if path.endswith(".txt"):                               # which text.py makes ids of, if the model wants them
         words = [sys.executable, os.path.join(console.ROOT, "scripts", "text.py"), "encode", args.load]
-        flags = ["--trainer", args.trainer]
+        flags += ["--trainer", args.trainer]
     if code := subprocess.call([*words, path, "--eval_lengths", T, "--out", out, *flags]):
         raise SystemExit(abs(code))
     return os.path.join(out, "embeddings.safetensors")
@@ -132,12 +133,13 @@ def embed(args, what, T, place):
 def main(argv):
     p = console.parser(__doc__)
     p.add_argument("--load", help="the checkpoint that embeds; without it, --corpus and --queries are embeddings")
-    p.add_argument("--corpus", required=True, help="the documents: shards, or .txt with one per line")
-    p.add_argument("--queries", required=True, help="the queries: shards, or .txt with one per line")
+    p.add_argument("--corpus", required=True, help="the documents: shards, or a .txt with one per line")
+    p.add_argument("--queries", required=True, help="the queries: shards, or a .txt with one per line")
     p.add_argument("--qrels", required=True, help="the judgements, TREC's or BEIR's")
     p.add_argument("--eval_lengths", nargs="+", type=console.naturals, default=[[512]], metavar="T",
                    help="with --load: tokens that the texts are cut to [512]")
     p.add_argument("--out", help="directory whose log.jsonl gets a line for each length [none]")
+    p.add_argument("--tokenizer", help="the vocabulary of a .txt, if the checkpoint has none")
     p.add_argument("--trainer", default=shlex.quote(os.path.join(console.ROOT, "train_bert")),
                    help="the program that embeds, with flags [train_bert of this repository]")
     args = p.parse_args(argv)

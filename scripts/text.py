@@ -18,7 +18,6 @@ and encode. An empty prompt is the end-of-text token.
 import array
 import contextlib
 import glob
-import json
 import os
 import re
 import shlex
@@ -55,9 +54,6 @@ class Words:
         text, self.path = one_file(directory)
         self.tokenizer = tokenizer_of(text, self.path, plain)
         self.size = max(self.tokenizer.get_vocab().values(), default=0) + 1
-        table = json.loads(text)
-        kind, *parts = ((table.get(key) or {}).get("type") for key in ("model", "decoder", "pre_tokenizer"))
-        self.shown = kind == "WordPiece" or kind == "BPE" and "ByteLevel" in parts      # as text, by the trainer
 
     def ids(self, text, name="the text"):
         try:
@@ -136,13 +132,15 @@ def generate(text, words, config, trainer, flags):
     ids = words.ids(text) or [words.end_of_text(config)]
     fd, path = memory_file(words.shard(ids))
     command = [*trainer, "--generate", path, *flags]
-    return become(command) if words.shown else relay(command, fd, " ".join(map(str, ids)).encode(), words)
+    return relay(command, fd, " ".join(map(str, ids)).encode(), words)
 
 
 def predict(text, words, config, trainer, flags):
     if b"\0" in text:
         raise BadInput("the text has a byte 0")
     if words is None:
+        if len(text) > LONGEST_ARGUMENT:
+            raise BadInput(f"expected at most {LONGEST_ARGUMENT:,} bytes of text, got {len(text):,}")
         become([*trainer, "--predict", os.fsdecode(text), *flags])
     cls, sep, mask = map(words.special, ("[CLS]", "[SEP]", "[MASK]"))
     words.tokenizer.add_special_tokens(["[MASK]"])      # to be found in the text, if it is only a token so far

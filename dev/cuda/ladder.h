@@ -186,6 +186,7 @@ struct Ladder {
 
 // main of a ladder: an Error becomes its message and its exit code
 template <class F> int run_ladder(F ladder) {
+    flush_denormals();
     try {
         return ladder();
     } catch (const Error& e) {

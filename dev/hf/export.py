@@ -193,8 +193,9 @@ def write_sentence_transformer(out, source, config):
                 for name, path, kind in modules])
     write_json(os.path.join(out, "sentence_bert_config.json"),
                {"max_seq_length": config["max_position_embeddings"], "do_lower_case": False})
-    if os.path.exists(os.path.join(out, "vocab.txt")):
-        write_json(os.path.join(out, "tokenizer_config.json"),
+    settings = os.path.join(out, "tokenizer_config.json")
+    if os.path.exists(os.path.join(out, "vocab.txt")) and not os.path.exists(settings):
+        write_json(settings,
                    {"tokenizer_class": "BertTokenizer", "do_lower_case": True, "model_max_length":
                     config["max_position_embeddings"], "pad_token": "[PAD]", "unk_token": "[UNK]",
                     "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"})

@@ -251,7 +251,7 @@ private:
     // Adds a token in plain text; the vocabulary may have it already.
     void add(int64_t id, const std::string& token) {
         const std::string listed = kind == Kind::Bytes ? unspelled(token) : token;
-        const bool known = id < vocab_size() && tokens[(size_t)id] == listed;
+        const bool known = id < vocab_size() && (tokens[(size_t)id] == listed || tokens[(size_t)id] == token);
         if (known) { tokens[(size_t)id] = token; } else { place(id, token); }
     }
     void place(int64_t id, const std::string& token) {

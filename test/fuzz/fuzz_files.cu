@@ -287,7 +287,6 @@ Seeds seeds_json() {
 bool fuzz_config(const std::string& bytes) {
     Input in(bytes);
     const int bits = in.byte();
-    const ConfigKeys& keys = bits & 1 ? BERT_KEYS : GPT2_KEYS;
     const FuzzDirectory& dir = fuzz_directory();
     if (!path_exists(dir.path + "/model.safetensors")) {
         dir.write("model.safetensors", std::string("\x02\0\0\0\0\0\0\0{}", 10));

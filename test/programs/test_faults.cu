@@ -721,6 +721,19 @@ TEST_CASE("faults: a run whose disk fails at any call goes on, or says that it i
     check_none(wrong);
 }
 
+TEST_CASE("faults: signals in other calls and short writes change nothing", "[faults][P3]") {
+    const Reference reference;
+    for (const Strike strike : {Strike::Interrupt, Strike::Half}) {
+        Training t;
+        const Planted planted(strike, 1, 0, true);
+        CHECK(t.run() == 0);
+        CHECK(hook.count > reference.calls / 2);
+        CHECK_FALSE(contains(t.text, "warning"));
+        CHECK(t.bits(6) == reference.bits);
+        CHECK(read_file(t.out() + "/main.log") == reference.log);
+    }
+}
+
 TEST_CASE("faults: training continues after a failed save", "[faults][P4]") {
     const Reference reference;
     const long n = reference.calls / 4;         // in the first of the three saves, among its files

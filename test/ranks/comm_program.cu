@@ -467,6 +467,7 @@ int run(int argc, char** argv) {
 }
 
 int main(int argc, char** argv) {
+    flush_denormals();
     try {
         const Names words(argv, argv + argc);
         Launch launch = find_launch();

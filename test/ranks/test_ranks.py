@@ -288,7 +288,7 @@ class Collectives:
     def test_a_pause_ends_nothing(self):
         """a pause of one rank that is shorter than the deadline, or of all ranks, however long; a rank that said during
         the first pause that it waits is still found when it hangs"""
-        deadline = 3
+        deadline = 6
         with self.waiting(3, str(deadline)) as (p, pids, until, end):
             until(lambda text: text.count("is process") == 3)
             for victims, pause in ([1], deadline * 0.7), (pids, deadline + 2):

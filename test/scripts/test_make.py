@@ -71,6 +71,21 @@ class Knobs(Folder):
             self.assertIn(f"-gencode arch={arch.replace('sm', 'compute')},code={arch} ", output)
             self.assertEqual("older than this GPU and has no sm_121a" in output, said, output)
 
+    def test_nccl_is_found(self):
+        nvcc = self.shell("bin/nvcc", "")
+        for version in 21700, 21600:
+            self.write("nccl/include/nccl.h", f"#define NCCL_VERSION_CODE {version}\n"
+                       'extern "C" int ncclGetVersion(int* v);\n')
+            self.write("nccl.cpp", '#include "nccl/include/nccl.h"\nint ncclGetVersion(int* v) { return *v = 0; }\n')
+            os.makedirs(self.path("nccl/lib"), exist_ok=True)
+            code, output = ended("g++", "-shared", "-fPIC", self.path("nccl.cpp"), "-o",
+                                 self.path("nccl/lib/libnccl.so"))
+            self.assertEqual(code, 0, output)
+            code, output = make("-n", "train_gpt2cu", "NVCC=" + nvcc, "NCCL_DIR=" + self.path("nccl"), root=self.folder)
+            found = f"-DUSE_NCCL -I{self.path('bin').removesuffix('bin')}include -I{self.path('nccl/include')}"
+            self.assertEqual(found in output, version == 21700, output)
+            shutil.rmtree(self.path("build"), ignore_errors=True)
+
     def test_each_knob_reaches_the_compiler(self):
         cuda = ("train_gpt2cu", "NVCC=/opt/nvcc")
         for words, present, absent in (

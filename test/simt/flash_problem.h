@@ -506,6 +506,10 @@ template <class F> void windows_and_sinks(F run) {
     p.mask = {50, 70};
     p.span = {{0, 1}, {0, 3}, {1, 2}, {0, 3}};
     run(p);
+    p = {FlashBias::Distance, true, {1, 250, 1, 80}};
+    p.mask = {50, 1};
+    p.span = {{0, 0}, {0, 1}, {1, 2}, {0, 3}};
+    run(p);
 }
 template <class F> void documents_apart(F run) {
     for (FlashBias Kind : BIASES) {

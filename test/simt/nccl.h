@@ -1,4 +1,4 @@
-// comm.h -- stands in for NCCL on the emulated GPU: what engine/comm.h uses of it, over files. The unique id is the
+// nccl.h -- stands in for NCCL on the emulated GPU: what engine/comm.h uses of it, over files. The unique id is the
 // name of their directory.
 //
 // It is as strict and as slow as the real one may be. A communicator that does not block needs some time, drawn at
