@@ -288,7 +288,7 @@ class Collectives:
     def test_a_pause_ends_nothing(self):
         """a pause of one rank that is shorter than the deadline, or of all ranks, however long; a rank that said during
         the first pause that it waits is still found when it hangs"""
-        deadline = 6
+        deadline = 4
         with self.waiting(3, str(deadline)) as (p, pids, until, end):
             until(lambda text: text.count("is process") == 3)
             for victims, pause in ([1], deadline * 0.7), (pids, deadline + 2):
@@ -301,7 +301,7 @@ class Collectives:
                 self.assertIsNone(p.poll())
                 self.assertTrue(all(map(alive, pids.values())))
             os.kill(pids[2], signal.SIGSTOP)
-            self.assertRegex(end()[1], r"error: .*: rank [01] waited 3 s for rank 2 \(--collective_timeout\)")
+            self.assertRegex(end()[1], r"error: .*: rank [01] waited 4 s for rank 2 \(--collective_timeout\)")
 
     def test_an_error(self):
         for ranks, who, code in (4, "0", 4), (4, "3", 4), (2, "1", 4), (4, "all", 2):
