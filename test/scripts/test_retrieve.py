@@ -155,6 +155,9 @@ class TestRetrieve(Folder):
         code, said = go("--eval_lengths", "8", "--corpus", self.path("gone.txt"))
         self.assertEqual((code, os.listdir(self.path("o"))), (2, ["log.jsonl"]), said)
         self.assertIn(f"error: --encode: no file matches '{self.path('gone.txt')}'", said)
+        code, said = go("--eval_lengths", "8", "--tokenizer", self.path("words"))       # of a .txt, by text.py
+        self.assertEqual(code, 2, said)
+        self.assertIn(f"text.py: {self.path('words')}: ", said)
 
 
 if __name__ == "__main__":

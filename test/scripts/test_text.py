@@ -217,6 +217,12 @@ class Generate(Case):
                 plain = tokenizer.decode(list(map(int, found)), skip_special_tokens=False)
                 self.assertEqual(shown.decode(), console.clean(plain) + "\n", (name, text))
 
+    def test_ids_of_a_trainer_become_text(self):
+        """as it prints them if it cannot show the vocabulary: the model has fewer rows, for example"""
+        shows = self.shell("ids", "echo " + self.asked("gpt2", CORPUS))
+        self.assertEqual(self.text("generate", self.of("run/gpt2"), CORPUS, "--trainer", shows),
+                         console.clean(CORPUS).encode() + b"\n")
+
     def test_the_reader_may_go(self):
         command = [sys.executable, os.path.join(SCRIPTS, "text.py"), "generate", self.of("run/unigram"), "a",
                    "--tokenizer", self.of("unigram"), "--tokens", "100000", "--threads", "1"]

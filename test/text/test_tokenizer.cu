@@ -269,6 +269,8 @@ TEST_CASE("tokenizer: the end of a text, and added tokens, from the files beside
             CHECK(written_names(t) == "vocab.json|tokenizer_config.json|added_tokens.json");
         }
     }
+    write_files(dir, {{"tokenizer.json", BYTE_LEVEL}, {"added_tokens.json", "{\"\u00e9\": 8}"}});
+    CHECK(text_of(Tokenizer::load(dir.path), {8, 0}) == "\u00e9a");                // listed twice
     const struct { const char *name, *text, *said; } bad[] = {
         {"tokenizer_config.json", "[]", "tokenizer_config.json: expected an object, got an array of 0"},
         {"tokenizer_config.json", R"({"eos_token": {}})", "tokenizer_config.json: the key \"content\" is missing"},
