@@ -170,7 +170,8 @@ static __global__ void cope_dq_kernel(floatX* dqkv, const float* dz, const float
     for (int c = threadIdx.x; c < NH * HS; c += blockDim.x) {
         const float* dz_h = dz + ((b * NH + c / HS) * T + t) * npos;
         const float* e_d = e + c % HS * npos;
-        dq[c] = (floatX)((float)dq[c] + dot(dz_h, e_d, npos));
+        const auto sum = sums_over<1>(0, npos, 1, [&](float* s, int n) { s[0] += dz_h[n] * e_d[n]; });
+        dq[c] = (floatX)((float)dq[c] + sum.x[0]);
     }
 }
 
