@@ -192,7 +192,7 @@ __global__ __launch_bounds__(128, KEPT > 3 ? 3 : 4) void layernorm_backward_kern
             }
         });
     }
-    // 3. the slab's sums: over the warps, in their order, and back in the order of the channels
+    // 3. the slab's sums: warp by warp, stored in the order of the channels again
     __syncthreads();
     partial += (size_t)blockIdx.x * 2 * C;          // (2C): dweight, then dbias
     for (int c = threadIdx.x; c < 2 * C; c += blockDim.x) {

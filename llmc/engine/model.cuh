@@ -96,8 +96,8 @@ constexpr size_t LOGITS_BOUND = (sizeof(floatX) == 2 ? 256u + 32u * ON_GPU : 32u
 
 // The rows of floatX that a row of float32 takes
 constexpr size_t FLOAT_ROWS = sizeof(float) / sizeof(floatX);
-// The rows, of floatX, of a buffer for the logits of N tokens. Evaluation, even between two steps of training, uses the
-// buffer for FLOAT_ROWS times fewer rows of float32. processors: of the GPU
+// How many rows of floatX the buffer for the logits of N tokens has. Evaluation keeps logits in float32, FLOAT_ROWS
+// times fewer rows of them in the same buffer, also between two steps of training. processors: of the GPU
 inline size_t logit_rows(size_t N, size_t Vp, size_t C, Purpose purpose, int processors = device_processors()) {
     const size_t wanted = purpose == Purpose::Train ? N : FLOAT_ROWS * N;
     const size_t most = std::max(FLOAT_ROWS, std::min(wanted, LOGITS_BOUND / Vp));

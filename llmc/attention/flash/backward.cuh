@@ -599,7 +599,7 @@ template <bool Causal, FlashBias Kind, int HS, bool Masked> struct FlashDq {
           diagonals(find_diagonals(slabs)),
           reach(FlashReach::of<Causal, flash_skips(Kind), Masked>(args, owner.block.bh, owner.tile(),
                                                                   owner.block.live_tiles())) {}
-    static constexpr bool PART = Terms::DIAGONALS;       // a launch has the queries of slabs.count tiles
+    static constexpr bool PART = Terms::DIAGONALS;       // a launch computes slabs.count tiles of queries, not all
     // dlogit overwrites q and dout, which are in registers; carry follows the tiles, where Toeplitz has no values
     __device__ FlashDiagonals find_diagonals(const FlashSlabs& slabs) const {
         const FlashBlock& block = owner.block;
