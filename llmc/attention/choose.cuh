@@ -178,8 +178,8 @@ inline double chosen_share(const float* scratch, const PositionView& v, int T, S
 // CPU builds: always the portable kernels, which skip tiles of keys that a causal bias has zeroed
 //
 // The bound is that of flash/bias.cuh, in natural units: with j the last key of tile n, all logits of query i in the
-// tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij. If that is more than tau below the logit of its own key, they
-// are skipped. tau = 128 ln 2 changes no bit: fast_exp would return 0, and the query's own tile comes first.
+// tiles 0 .. n are at most |scale q_i| max|k| + f_i B_ij. If that is more than tau below the logit of i's own key, the
+// tiles are skipped. tau = 128 ln 2 changes no bit: fast_exp would return 0, and the query's own tile comes first.
 
 // floats for first_key and key_norm
 inline size_t tile_skip_scratch(int B, int T, int NH) { return (size_t)2 * B * NH * ceil_div(T, ATTENTION_TILE); }

@@ -115,7 +115,7 @@ inline void begin_run(Run& r, bool uses, const char* use_flags) {
     check(!o.resume || !o.out.empty(), "--resume: give the directory of the run with --out");
     check(r.trains || !o.load.empty() || o.resume, "%s need a model: --load, or --steps to train one first",
           use_flags);
-    // rank 0 locks and cleans --out, then chooses a checkpoint, of which it reads all bytes
+    // rank 0 locks and cleans --out, then chooses a checkpoint and reads all of its bytes
     if (o.resume) {
         rank0_works([&] {
             if (!o.check && is_directory(o.out)) {
@@ -253,7 +253,7 @@ inline void check_memory(Run& r, const Parameters& p, double activations, double
 }
 
 // The batches of an update and the number of updates. config: the model's; epoch: the samples of one pass over the data
-// (0: no data). A sample is `texts` texts of T tokens, of which --total_batch counts one.
+// (0: no data). A sample is `texts` texts of T tokens; --total_batch counts only one.
 inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     if (o.tile_skip == "exact") { config.position.tile_skip = TileSkip::Exact; }

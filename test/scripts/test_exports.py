@@ -362,6 +362,16 @@ class Exports(Case):
             self.assertIn(naming, refused.stderr)
             self.assertNotIn("Traceback", refused.stderr)
 
+    def test_a_tokenizer_keeps_its_settings(self):
+        """for sentence-transformers, too: a cased vocabulary does not become lower case"""
+        own, config = '{"do_lower_case": false}', {"max_position_embeddings": 8, "hidden_size": 4}
+        for settings in own, None:
+            out = self.path(f"out_{settings is None}")
+            self.write(os.path.join(out, "vocab.txt"), "[UNK]\n")
+            if settings:
+                self.write(os.path.join(out, "tokenizer_config.json"), settings)
+            export.write_sentence_transformer(out, out, config)
+            self.assertEqual(json.loads(read(out, "tokenizer_config.json"))["do_lower_case"], settings is None)
 
     def test_export_names_and_runs_no_code(self):
         """keys that name code stay behind, in every config; --check of learned positions loads transformers' GPT-2"""

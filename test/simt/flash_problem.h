@@ -308,7 +308,7 @@ struct Device {
         }
         documents.set(begins);
     }
-    // element e of (B*NH,T,HS) in rows of `width`, of which a sequence has `length`
+    // element e of (B*NH,T,HS) in rows of `width`; a sequence has `length` rows
     size_t place(size_t e, int length, int width) const {
         const size_t bh = e / p.s.HS / p.s.T, t = e / p.s.HS % p.s.T;
         return (bh / p.s.NH * length + t) * width + bh % p.s.NH * p.s.HS + e % p.s.HS;
