@@ -32,15 +32,14 @@ struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
 // `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul keeps MICRO_M x MICRO_N
-// registers of sums.
+// registers of sums: more than 8, as two units start an FMA each in every cycle and a sum waits 4 cycles for its own.
 #if defined(__AVX512F__)
-constexpr int LANES = 16;
+constexpr int LANES = 16, MICRO_M = 8;                  // 16 of 32 registers hold sums
 #elif defined(__AVX__)
-constexpr int LANES = 8;
+constexpr int LANES = 8, MICRO_M = 6;                   // 12 of 16
 #else
-constexpr int LANES = 4;
+constexpr int LANES = 4, MICRO_M = 4;                   // 8
 #endif
-constexpr int MICRO_M = LANES == 16 ? 8 : 4;            // AVX-512: 16 of the 32 registers hold sums; AVX: 8 of 16
 constexpr int MICRO_N = 2;
 typedef float lanes __attribute__((vector_size(4 * LANES)));
 typedef uint32_t lane_words __attribute__((vector_size(4 * LANES)));

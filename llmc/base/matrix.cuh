@@ -82,26 +82,30 @@ __device__ __forceinline__ void matmul_fragment(const Matrix<float>& out, const 
 enum class Triangle { None, Lower, Upper };
 
 // out (M,N) = A (M,K) B (K,N). All threads of a block call it, and synchronize before and after. A may be transposed;
-// out and B are row-major with rows padded to whole registers, so N is a multiple of LANES.
-template <bool Add = false>
+// out and B are row-major with rows padded to whole registers, so N is a multiple of LANES. RM: rows of a fragment
+template <bool Add = false, int RM = MICRO_M>
 __device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const float>& A,
                                     const Matrix<const float>& B, Triangle triangle = Triangle::None) {
     constexpr int WIDTH = MICRO_N * LANES;              // columns of a fragment
-    const int down = ceil_div(out.rows, MICRO_M);
+    const int down = ceil_div(out.rows, RM);
     const int across = ceil_div(out.cols, WIDTH);
     for (int f = threadIdx.x; f < down * across; f += blockDim.x) {     // the threads take fragments in turn
-        const int m = f % down * MICRO_M;
+        const int m = f % down * RM;
         const int n = f / down * WIDTH;
-        const Matrix<float> o = block(out, m, MICRO_M, n, WIDTH);
+        const Matrix<float> o = block(out, m, RM, n, WIDTH);
         const int k0 = triangle == Triangle::Upper ? imin(m, A.cols) : 0;
-        const int k1 = triangle == Triangle::Lower ? imin(m + MICRO_M, A.cols) : A.cols;
-        const Matrix<const float> a = block(A, m, MICRO_M, k0, k1 - k0);
+        const int k1 = triangle == Triangle::Lower ? imin(m + RM, A.cols) : A.cols;
+        const Matrix<const float> a = block(A, m, RM, k0, k1 - k0);
         const Matrix<const float> b = block(B, k0, k1 - k0, n, WIDTH);
-        if (o.rows == MICRO_M && o.cols == WIDTH) {
-            matmul_fragment<Add, MICRO_M, MICRO_N>(o, a, b);
-            continue;
+        int i = 0;
+        if (o.cols == WIDTH && o.rows == RM) {
+            matmul_fragment<Add, RM, MICRO_N>(o, a, b);
+            i = RM;
+        } else if (RM > 4 && o.cols == WIDTH && o.rows >= 4) {      // 64 rows are ten fragments of 6 and one of 4
+            matmul_fragment<Add, 4, MICRO_N>(o, a, b);
+            i = 4;
         }
-        for (int i = 0; i < o.rows; i++) {      // at the lower and right edges: single rows and registers
+        for (; i < o.rows; i++) {               // at the lower and right edges: single rows and registers
             for (int j = 0; j < o.cols; j += LANES) {
                 const Matrix<const float> columns = block(b, 0, b.rows, j, LANES);
                 matmul_fragment<Add, 1, 1>(block(o, i, 1, j, LANES), block(a, i, 1, 0, a.cols), columns);
