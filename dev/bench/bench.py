@@ -1,4 +1,5 @@
 """bench.py -- what dev/bench/run.sh measures: it builds the trainers, finds PyTorch and starts this."""
+import math
 import os
 import platform
 import random
@@ -12,10 +13,11 @@ import tempfile
 import time
 from array import array
 
-sys.path += ["scripts", "data"]
+sys.path += ["scripts", "data", "dev"]
 import common   # noqa: E402
 import console  # noqa: E402
 import ledger   # noqa: E402
+import measured     # noqa: E402
 import runqueue     # noqa: E402
 
 OUT = "build/bench"
@@ -26,7 +28,20 @@ TEXT = f"{OUT}/text.txt"
 SHAPES = {"256": ("4,4,128", 256, 256, 8, TEXT, 24, 10), "1024": ("4,4,128", 256, 1024, 2, TEXT, 16, 8),
           "4096": ("4,4,128", 256, 4096, 1, TEXT, 8, 5), "124M": ("12,12,768", 50257, 64, 4, f"{OUT}/random.bin", 7, 4)}
 ENCODINGS = ("none", "alibi", "cable")
-COSTS = ("256", "1024")             # shapes of costs()
+COSTS = ("256", "1024")             # shapes of costs() and shares()
+# the least milliseconds of numpy's BLAS for each M x N x K, as many operands in turn as a step has of them
+NUMPY = """import sys, time, numpy
+for size in sys.argv[1:]:
+    M, N, K, sets = map(int, size.split("x"))
+    pairs = [[numpy.random.rand(*shape).astype("f") for shape in ((M, K), (K, N))] for _ in range(sets)]
+    least = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for a, b in pairs:
+            a @ b
+        least = min(least, time.perf_counter() - start)
+    print(1e3 * least)
+"""
 
 
 def make_data():
@@ -150,10 +165,42 @@ def costs():
     print("\n".join(console.table(head, rows)))
 
 
+def shares():
+    """prints what a step's products and attention reach of a loop of multiply-adds that wait for nothing, and numpy's
+    BLAS on the same products: of each the fastest of all rounds, which take turns"""
+    limit, least = 0.0, {}
+    subprocess.run(["g++", "-std=c++17", "-O3", "-march=native", "-fno-math-errno", "-fopenmp", "-I.", "-x", "c++",
+                    "dev/bench/fma.cu", "-o", f"{OUT}/fma"], check=True)
+    for r in range(ROUNDS):
+        for shape in COSTS:
+            limit = max(limit, float(run([f"{OUT}/fma"])[0].split()[0]))
+            text = run([*trainer(shape, "none", 4, "--profile", "3")[0]])[0]
+            calls = {row[:3]: row[3] for row in measured.rows(text) if re.match("matmul|attention", row[0])}
+            products = [key for key in calls if key[1] != "-"]
+            blas = run([PYTORCH, "-c", NUMPY, *(f"{size}x{n}" for _, size, n in products)])[0].split()
+            calls |= {("numpy", *key[1:]): float(ms) for key, ms in zip(products, blas)}
+            for key, ms in calls.items():
+                least[shape, *key] = min(ms, least.get((shape, *key), ms))
+        print(f"  {r + 1}/{ROUNDS} (load {os.getloadavg()[0]:.1f})", flush=True)
+    rows = []
+    for shape in COSTS:
+        (_, _, C), T, B = SHAPES[shape][0].split(","), *SHAPES[shape][2:4]
+        for kernel in ("matmul_kernel", "numpy", "attention_forward_kernel", "attention_backward_kernel"):
+            found = {key: ms for key, ms in least.items() if key[:2] == (shape, kernel)}
+            # attention: pairs that are seen, 2 products of HS forward and 5 backward
+            pairs = B * T * (T + 1) // 2 * int(C) * (2 if kernel.endswith("forward_kernel") else 5)
+            work = sum(2 * n * (math.prod(map(int, size.split("x"))) if size != "-" else pairs)
+                       for _, _, size, n in found)
+            rate = 1e-6 * work / sum(found.values())
+            rows.append([str(T), kernel, f"{rate:.1f}", f"{rate / limit:.2f}"])
+    print(f"\ncommit {ledger.commit()}, {THREADS} threads, {ROUNDS} rounds; the limit is {limit:.1f} GFLOP/s\n")
+    print("\n".join(console.table(["T", "what", "GFLOP/s", "of the limit"], rows)))
+
+
 def main():
-    wanted = sys.argv[1:] or [*SHAPES, "memory"]
-    if set(wanted) - {*SHAPES, "memory", "encodings"}:
-        sys.exit(f"expected {', '.join(SHAPES)}, memory or encodings, got {' '.join(wanted)}")
+    wanted = sys.argv[1:] or [*SHAPES, "shares", "memory"]
+    if set(wanted) - {*SHAPES, "memory", "encodings", "shares"}:
+        sys.exit(f"expected {', '.join(SHAPES)}, memory, shares or encodings, got {' '.join(wanted)}")
     make_data()
     compiler = subprocess.run(["g++", "--version"], stdout=subprocess.PIPE, universal_newlines=True).stdout
     print(f"{processor()}, {os.cpu_count()} cores, {THREADS} threads; {compiler.splitlines()[0]}; "
@@ -161,6 +208,8 @@ def main():
     shapes = [s for s in SHAPES if s in wanted]
     if shapes:
         compare(shapes)
+    if "shares" in wanted:
+        shares()
     if "encodings" in wanted:
         costs()
     if "memory" in wanted:

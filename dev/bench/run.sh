@@ -2,7 +2,8 @@
 # run.sh -- `make bench`: training speed compared with PyTorch's, what encodings cost over none, and the memory of a
 # long evaluation. The programs run in turns on this machine, so that a ratio means something on a busy machine too.
 #
-#   dev/bench/run.sh [256|1024|4096|124M|memory]...     default: all, 25 minutes on 2 cores
+#   dev/bench/run.sh [256|1024|4096|124M|shares|memory]...      default: all, 25 minutes on 2 cores
+#   THREADS=2 ROUNDS=9 dev/bench/run.sh shares          what products and attention reach of the CPU's limit, 2 minutes
 #   THREADS=1 ROUNDS=3 dev/bench/run.sh encodings       what each encoding costs the fastest step, 13 minutes
 #   THREADS=2 ROUNDS=2 CSV=FILE        THREADS=1 counts CPU time, which other programs disturb less than the clock
 #   FORMS=eager,compiled               those of bench_pytorch.py to compare with; the faster one counts
