@@ -409,8 +409,8 @@ inline std::string option_kind(const Names&) { return "names joined by commas"; 
 template <class V> std::string option_wanted(const Range& r, const V& value) {
     if (r.choices) { return std::string("one of ") + r.choices; }
     std::string s = option_kind(value);
-    if (std::isfinite(r.hi)) { return s + strprintf(" from %g to %g", r.lo, r.hi); }
-    if (std::isfinite(r.lo)) { s += strprintf(" >= %g", r.lo); }
+    if (std::isfinite(r.hi)) { return s + strprintf(" from %.10g to %.10g", r.lo, r.hi); }
+    if (std::isfinite(r.lo)) { s += strprintf(" >= %.10g", r.lo); }
     return s + (r.or_minus_one ? " or -1" : "");
 }
 

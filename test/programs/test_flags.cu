@@ -273,6 +273,7 @@ TEST_CASE("args: malformed and out-of-range values name the flag, the value and 
     refused({"-r", "3"}, "from -1 to 2");
     refused({"-y", "3"}, "expected an int from 0 to 2");
     refused({"-y", "true"}, "expected an int from 0 to 2");
+    refused({"--window", "x"}, "each from 0 to 1073741824");
     for (const char* bad : {"0", "-2", "9223372036854775808"}) { refused({"-d", bad}, "an integer >= 1 or -1"); }
     for (const char* bad : {"", "64,", ",64", "64,,128", "64,x", "64, 128", "0", "-1", "64;128"}) {
         refused({"--eval_lengths", bad}, "ints joined by commas or blanks, each >= 1");
