@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # configure.sh -- finds out what this machine has by building small programs. The Makefile includes the results.
 #
-#   dev/configure.sh CXX=g++ NVCC= NO_OMP= MPI= NCCL= OPENMPI_DIR= NCCL_DIR=     writes build/config.mk
+#   dev/configure.sh CXX=g++ NVCC= NO_OMP= MPI= NCCL= OPENMPI_DIR= NCCL_DIR=     writes build/config.mk, or CONFIG=FILE
 #   dev/configure.sh --commands FILE DIRECTORY FLAGS_CPU FLAGS_SIMT                    writes FILE for editors (clangd)
 #
 # It runs again when a knob, the compiler, the processor, the GPU, the installed packages or a search path has changed.
@@ -24,7 +24,7 @@ if [ "${1:-}" = --commands ]; then
     exit
 fi
 
-for knob in CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR; do declare "$knob="; done
+for knob in CXX NVCC NO_OMP MPI NCCL OPENMPI_DIR NCCL_DIR CONFIG; do declare "$knob="; done
 for argument; do declare "$argument"; done
 read -ra cxx <<<"$CXX"
 command -v "${cxx[0]:-}" >/dev/null || {
@@ -35,7 +35,7 @@ command -v "${cxx[0]:-}" >/dev/null || {
 }
 mkdir -p build/bf16 build/trace build/cuda build/pic build/simt build/simt_asan build/ladders
 for folder in test/*/; do mkdir -p "build/$folder" "build/asan/${folder#test/}"; done
-config=build/config.mk
+config=${CONFIG:-build/config.mk}
 
 questions() {
     printf '%s\n' "$@"
@@ -44,7 +44,7 @@ questions() {
     grep -m 1 '^flags' /proc/cpuinfo
     cat /proc/driver/nvidia/gpus/*/information
     "$NVCC" --version
-    stat -c %Y dev/configure.sh /var/lib/dpkg/status
+    stat -c %Y dev/configure.sh /var/lib/dpkg/status || true
 }
 key=$(questions "$@" 2>/dev/null | cksum)
 [ "$(head -n 1 $config 2>/dev/null)" != "# $key" ] || exit 0

@@ -4,12 +4,13 @@ import csv
 import io
 import os
 import re
+import shutil
 import struct
 import sys
 import unittest
 from unittest import mock
 
-from folder import HAS_TRAINER, ROOT, TRAINER, Folder, called, ended, read, read_bytes
+from folder import HAS_TRAINER, ROOT, TRAINER, Folder, alive, called, ended, read, read_bytes
 
 sys.path.insert(0, os.path.join(ROOT, "dev"))
 import gpu_check  # noqa: E402
@@ -18,19 +19,35 @@ import measured  # noqa: E402
 
 # nvcc, the C++ compiler and all that they build: a program of this text. WRONG: what is not as it should be.
 PROGRAM = f"#!{sys.executable} -SE\n" + r"""
-import json, os, shutil, struct, subprocess, sys
+import json, os, struct, subprocess, sys
 args, name, wrong = sys.argv[1:], os.path.basename(sys.argv[0]), os.environ.get("WRONG", "")
 flag = lambda word, otherwise="": args[args.index(word) + 1] if word in args else otherwise
+source = open(__file__).read()
+nccl = "-DUSE_NCCL" in source.rpartition("# built by ")[2]
 if "--version" in args:
     print("Cuda compilation tools, release 13.0")
+elif name == "g++" and "-" in args:     # dev/configure.sh
+    sys.exit("nccl.h" in sys.stdin.read() and "no NCCL" in wrong)
 elif name in ("nvcc", "g++"):
-    sys.exit(wrong == "headers") if "-E" in args else shutil.copy(__file__, args[-1])
+    if wrong == "newer card" and "sm_121a" in " ".join(args):
+        sys.exit("nvcc fatal   : Unsupported gpu architecture 'sm_121a'")
+    if "-E" in args:
+        sys.exit(wrong == "headers")
+    if "--dryrun" not in args:
+        os.chmod(os.open(args[-1], os.O_CREAT), 0o755)
+        open(args[-1], "w").write(source + "# built by " + " ".join(args))
+elif name == "ncu":
+    print(wrong == "permission" and "==ERROR== ERR_NVGPUCTRPERM" or TABLE)
+elif not nccl and (args[:1] == ["self"] or flag("--gpus", "1") != "1"):
+    sys.exit("built without NCCL")
 elif name.startswith("test_"):
     print("sum\nbig" if "--list" in args else args[0] + (" FAILED 1.0 ms" if wrong == "test" else "  ok   2.0 ms"))
 elif name.startswith("bench_"):
     print(json.dumps({"key": "forward causal d64 T16384 cable", "tflops": 200.5}) + "\nmore")
 elif name == "nvidia-smi":
-    print("9.0" if "compute_cap" in args[0] else "NVIDIA Test GPU" + "\nNVIDIA Test GPU" * (wrong[:4] == "two "))
+    count = {"two ": 2, "eigh": 8}.get(wrong[:4], 1)
+    print({"compute_cap": "12.1" if wrong == "newer card" else "9.0", "memory.free": "16380 MiB"}.get(
+        args[0].partition("=")[2], "NVIDIA Test GPU" + "\nNVIDIA Test GPU" * (count - 1)))
 elif "--help" in args:
     print("positional encodings (--pos):\n  none          no\n  cable         the paper's\n")
 elif "Cuda" in args:                    # of test_torch.py, whose emulator is not there
@@ -39,64 +56,92 @@ elif flag("--steps") == "1000000":
     rank = subprocess.Popen(["sleep", "60"])
     print(f"--ranks 2: the ranks are processes {os.getpid()} {rank.pid}\nstep 1", flush=True)
     rank.wait()
-    print("rank 1 (process 7) was ended by signal 9" if wrong == "two GPUs" else "an error")
+    print(f"rank {int(flag('--gpus')) - 1} (process 7) was ended by signal 9" if "GPUs" in wrong else "an error")
     sys.exit(137)
 elif "--out" in args:
-    steps, out = int(flag("--steps")), flag("--out")
+    steps, out, small = int(flag("--steps")), flag("--out"), wrong == "16 GB"
+    if small and flag("--B") == "64":
+        sys.exit(4)
+    if wrong == "hang" and flag("--model") == "small" and flag("--pos") == "none":
+        child = subprocess.Popen(["sleep", "600"])
+        open("child", "w").write(str(child.pid))
+        child.wait()
     error = 1e-2 * (wrong == "loss" and "/bf16/" in sys.argv[0])
     error += 1e-12 * (wrong == "bits" and flag("--recompute") == "2")
     error += 1e-12 * (wrong == "two paths" and flag("--gpus") == "2" and "NCCL_P2P_DISABLE" in os.environ)
+    error += 1e-12 * (wrong == "eight GPUs" and flag("--gpus") == "8" and "bert" in name)
     os.makedirs(f"{out}/step_{steps:08d}")
+    B = 32 if small else int(flag("--total_batch", "0")) // int(flag("--T", "1"))
     with open(f"{out}/log.jsonl", "w") as f:
+        f.write(json.dumps({"kind": "config", "flags": {"B": B, "recompute": int(small)}}) + "\n")
         for s in range(steps):
             f.write(json.dumps({"kind": "train", "loss": 5 + error - 0.1 * s, "ms": 10.0 + s, "mem": 2 ** 30}) + "\n")
+        f.write(json.dumps({"kind": "evaluation_speed", "T": 131072, "tokens": 262144, "ms": 250.0}) + "\n")
     header = json.dumps({"w": {"dtype": "F32", "shape": [1, 2], "data_offsets": [0, 8]}}).encode()
     with open(f"{out}/step_{steps:08d}/model.safetensors", "wb") as f:
         f.write(struct.pack("<Q", len(header)) + header + struct.pack("<2f", 1.5, -2))
     open(f"{out}/step_{steps:08d}/config.json", "w").write("{}")
     print("step 9\n\nprofile of step 10, by events\nadamw_kernel  -  1  5.0  6.0%  -\nnorm_kernel  -  1  0.5  0.6%  -")
 """
+# as Nsight Compute's --page raw prints it
+STALLS = "smsp__average_warps_issue_stalled_{}_per_issue_active.ratio"
+TABLE = "==PROF== Connected\n" + "\n".join('"' + '","'.join(row) + '"' for row in (
+    ["ID", "Kernel Name", *gpu_check.COUNTERS, STALLS.format("barrier"), STALLS.format("wait")],
+    ["", "", "sector/s", "byte/s", "%", "", ""], ["0", "void flash_kernel<1>", "1,000", "2", "70.5", "9", "10"]))
 
 
 class GpuCheck(Folder):
     def setUp(self):
         super().setUp()
-        tools = os.path.dirname([self.executable("bin/" + name, PROGRAM) for name in
-                                 ("nvidia-smi", "nvcc", "g++", "python3", "compute-sanitizer")][0])
+        tools = os.path.dirname([self.executable("bin/" + name, PROGRAM.replace("TABLE", repr(TABLE))) for name in
+                                 ("nvidia-smi", "nvcc", "g++", "python", "compute-sanitizer", "ncu")][0])
+        self.executable("dev/configure.sh", re.sub("/var/lib/dpkg", "/no", read("dev/configure.sh")))   # not Debian
+        self.start(mock.patch.object(gpu_check, "tool", lambda name, tool=gpu_check.tool:
+                                     "" if os.environ["WRONG"] == f"no {name}" else tool(name)))
+        self.start(mock.patch.object(gpu_check, "TOKENS", 1000))
+        self.start(mock.patch.object(sys, "executable", tools + "/python"))             # the one with PyTorch
         for name in ("train_gpt2.cu", "llmc/a.cuh", "test/simt/test_sum.cu", "test/simt/test_flash_forward.cu"):
             self.write(name, 50 * "// one two three\n")
         self.start(mock.patch.object(gpu_check.ledger, "ROOT", self.folder))
         self.start(mock.patch.dict(os.environ, PATH=tools + ":" + os.environ["PATH"], COMMIT="0123456789", WRONG=""))
-        for name in ("NVCC", "NCCL_DIR", "CXX", "ARCH"):
+        for name in ("NVCC", "NCCL", "NCCL_DIR", "CXX", "ARCH"):
             os.environ.pop(name, None)
         self.addCleanup(os.chdir, os.getcwd())
 
     def check(self, *words):
         """(exit code, what it printed, {what: {unit: value}})"""
-        code, out, err = called(gpu_check.main, "--results", self.path("gpu.csv"), *words)
+        code, out, err = called(gpu_check.main, "--results", self.path("build/gpu.csv"), *words)
         rows = collections.defaultdict(dict)
-        for r in self.table("gpu.csv") if os.path.exists(self.path("gpu.csv")) else ():
+        for r in self.table("build/gpu.csv") if os.path.exists(self.path("build/gpu.csv")) else ():
             self.assertEqual((r["gpu"], r["commit"]), ("NVIDIA Test GPU", "0123456789"))
             rows[r["what"]][r["unit"]] = r["value"]
         return code, out + err, rows
 
     def test_all_pass_and_a_second_run_repeats_nothing(self):
-        code, said, rows = self.check()
-        self.assertEqual(code, 0, said)
+        with mock.patch.object(gpu_check, "on_the_gpu", return_value=2) as processes:
+            code, said, rows = self.check()
+        self.assertEqual((code, processes.call_count), (0, 5), said)            # two of kernels, three of losses
         self.assertEqual(rows["step 124M cable, 65536 tokens"], {"ms": "18.5", "MiB": "1024"})
         self.assertEqual(rows["profile 124M cable"], {"ms adamw_kernel": "5"})
         self.assertEqual(rows["kernels sum"], {"tests passed": "2"})
         self.assertEqual(rows["bench forward causal d64 T16384 cable"], {"TFLOP/s": "200.5"})
-        for what in ("repeat none", "losses gpt2", "losses bert", "losses pairs", "racecheck", "torch", "library"):
+        self.assertEqual(rows["counters flash_kernel"], dict(zip([*gpu_check.COUNTERS, STALLS.format("wait")],
+                                                                 ("1000", "2", "70.5", "10"))))
+        self.assertEqual(rows["evaluate 124M cable"], {"ms a window of 131072": "125"})
+        self.assertEqual([what for what in rows if "epilogues" in what],
+                         [f"epilogues {bits}, step 124M cable, 65536 tokens, turn {turn}" for turn in (1, 2, 3)
+                          for bits in range(4)])
+        for what in ("repeat none", "losses gpt2", "losses bert", "losses pairs", "racecheck", "torch", "library",
+                     "exchange"):
             self.assertIn(what, rows)
         log = self.read("build/gpu_check/log.txt")
         compiled = [line for line in log.split("\n") if line.startswith("$ ") and " -o build" in line]
         self.assertRegex(read("Makefile"), r"\nNVCC_BASE = .*\$\(NVCC_CODE\) ")
         self.assertIn(" ".join(gpu_check.makefile("NVCC_CODE")), compiled[0])
         self.assertEqual([("-gencode arch=compute_90a,code=sm_90a" in line) != ("-ffp-contract=off" in line)
-                          for line in compiled], 14 * [True])
+                          for line in compiled], 18 * [True])
         self.assertEqual(self.check()[::2], (0, rows))
-        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 4)    # --help, import torch
+        self.assertEqual(self.read("build/gpu_check/log.txt")[len(log):].count("\n$ "), 5)    # --help, import torch
 
     def test_only_what_the_stages_need_is_compiled(self):
         libraries = {"build/gpu_check/libcablecu.so", "build/gpu_check/libcablecu_fp32.so"}
@@ -105,36 +150,63 @@ class GpuCheck(Folder):
                                                            "build/gpu_check/bf16/train_bert"})):
             compiled = []
             with mock.patch.object(gpu_check, "has_pytorch", lambda visit: torch), \
-                    mock.patch.object(gpu_check, "side_by_side", lambda f, found, n: compiled.extend(found)):
+                    mock.patch.object(gpu_check, "host", lambda: (9 << 30, 128)), \
+                    mock.patch.object(gpu_check, "side_by_side", lambda f, found, n: compiled.extend([n, *found])):
                 self.check("--only", "build", *stages)
+            self.assertEqual(compiled.pop(0), 4)                # as many of nvcc as fit into 9 GiB
             names = {line[-1] for line in compiled}
             self.assertEqual(names, expected or names, stages)
-            self.assertEqual(len(names), 13 if expected is None else len(expected), stages)
+            self.assertEqual(len(names), 18 if expected is None else len(expected), stages)
 
-    def test_what_fails_is_named_and_tried_again(self):
-        for wrong, what, words in (("loss", "losses gpt2", "none, bf16: the losses differ from the CPU's by 0.002"),
-                                   ("bits", "repeat none", "expected the same bits with ('--recompute', 2)"),
-                                   ("test", "kernels flash_forward", "expected each of the tests ['sum', 'big']")):
-            with self.subTest(wrong=wrong), mock.patch.dict(os.environ, WRONG=wrong):
-                stage = {"l": "losses", "r": "step", "k": "kernels"}[what[0]]
-                code, said, rows = self.check("--only", "first", "build", stage)
-                self.assertEqual((code, rows[what]), (1, {"": "failed"}), said)
-                self.assertIn(words, said)
-                os.environ["WRONG"] = ""
-                self.assertEqual(self.check("--only", stage)[0], 0)
-        with mock.patch.dict(os.environ, WRONG="headers"):
-            self.assertIn("expected the headers xxhash.h", self.check()[1])
-
-    def test_two_gpus(self):
+    def test_several_gpus(self):
         host, killed = "ranks gpt2, by the host's memory", "a killed rank"
-        for wrong, failed in ("two GPUs", set()), ("two paths", {host, killed}):
+        for wrong, failed, stages in (("two GPUs", set(), ["first", "build"]), ("two paths", {host, killed}, []),
+                                      ("eight GPUs", {"ranks bert"}, [])):
             with self.subTest(wrong=wrong), mock.patch.dict(os.environ, WRONG=wrong):
-                code, said, rows = self.check("--only", "first", "build", "ranks")
+                code, said, rows = self.check("--only", *stages, "ranks")
                 self.assertEqual(code, 1 if failed else 0, said)
                 for what in ("ranks gpt2", "ranks bert", host, killed):
                     self.assertEqual(rows[what] == {"": "failed"}, what in failed, (what, rows[what]))
-            os.remove(self.path("gpu.csv"))
-        self.assertIn("expected the same bits with ('--gpus', 2)", said)
+            os.remove(self.path("build/gpu.csv"))
+        self.assertIn("expected the same bits with ('--gpus', 8)", said)
+
+    def test_what_is_wrong_is_named_and_tried_again(self):
+        small = ", --B 32 --recompute 1"
+        for wrong, stages, code, words, rows in (
+                ("headers", "device", 2, "expected the headers xxhash.h", 1),
+                ("loss", "build losses", 1, "losses gpt2: FAILED: none, bf16: the losses differ from the CPU's", 3),
+                ("bits", "first step", 1, "repeat none: FAILED: expected the same bits with ('--recompute', 2)", 5),
+                ("test", "build kernels", 1, "kernels sum: FAILED: expected each of the tests ['sum', 'big']", 2),
+                ("16 GB", "first step", 0, f"step 124M cable, 65536 tokens: 18.5 ms{small}, 1024 MiB{small}\n", 5),
+                ("newer card", "first step", 0, "nvcc is older than this GPU", 5),
+                ("two GPUs, no NCCL", "build ranks", 3, "FAILED: nothing; unfinished: ranks\n", 0),
+                ("no ncu", "first counters", 0, "there is no ncu here", 0),
+                ("permission", "first counters", 3, "counters: unfinished: ncu has no table: ==ERROR== ERR_NVGPU", 0),
+                ("hang", "first step", 3, "FAILED: nothing; unfinished: step 124M none, 65536 tokens\n", 4)):
+            with self.subTest(wrong), mock.patch.object(gpu_check, "LIMIT", 5):
+                os.environ["WRONG"] = wrong
+                found, said, results = self.check("--only", *stages.split())
+                self.assertEqual((found, words in said, len(results)), (code, True, rows), said)
+                self.assertEqual({"": "failed"} in results.values(), code == 1)
+                if wrong == "16 GB":
+                    self.assertEqual(results["profile 124M cable"], {f"ms{small} adamw_kernel": "5"})
+                if wrong == "newer card":
+                    self.assertIn("arch=compute_80,code=compute_80 ", self.read("build/gpu_check/log.txt"))
+                os.environ["WRONG"] = ""
+                self.assertEqual(self.check("--only", *stages.split())[0], 0)
+            shutil.rmtree(self.path("build"))
+        self.assertFalse(alive(int(self.read("child"))))
+
+    def test_a_host_of_128_threads(self):
+        self.write("proc/meminfo", "MemFree: 1 kB\nMemAvailable:   536870912 kB\n")
+        self.write("proc/self/cgroup", "0::/a/b\n")
+        for memory, quota, expected in (("max", "max 100000", 15), ("6442450944", "max 100000", 6),  # 15 GiB of the GPU
+                                        ("max", "800000 100000", 4), ("1", "50000 100000", 1)):
+            self.write("sys/fs/cgroup/a/memory.max", memory + "\n")
+            self.write("sys/fs/cgroup/a/b/cpu.max", quota + "\n")
+            with mock.patch.object(os, "sched_getaffinity", lambda _: range(128)), \
+                    mock.patch.object(gpu_check.host, "__defaults__", (self.folder,)):
+                self.assertEqual(gpu_check.on_the_gpu(), expected)
 
     def test_what_time_ends_is_unfinished(self):
         code, said, _ = self.check("--minutes", "0")
@@ -178,7 +250,7 @@ class GpuCheck(Folder):
 
     def test_the_committed_results(self):
         rows = list(csv.DictReader(io.StringIO(read("dev/results/gpu.csv"))))
-        self.assertLessEqual(len(rows), 300)
+        self.assertLessEqual(len(rows), 400)
         self.assertEqual(len({(r["gpu"], r["commit"], r["what"], r["unit"]) for r in rows}), len(rows))
 
 
