@@ -5,7 +5,8 @@
 #include "llmc/base/device.h"
 
 int main() {
-    constexpr int SUMS = 12, STEPS = 100000, PIECES = 40;       // 12 sums hide an addition's latency
+    constexpr int SUMS = 12;                                    // which hide an addition's latency
+    constexpr int STEPS = 100000, PIECES = 40;
     float left[SUMS * LANES] = {};                              // a result that is read
     double fastest = 1e30;
     int threads = 1;
