@@ -135,6 +135,7 @@ struct BERT : Parameters {
     std::vector<int> columns_of;                        // (L): extra columns of each layer's encoding
     BERTParams<floatX> params;
     Pooling pooling = Pooling::Mean;
+    bool trains_head = true;                            // pairs leave it alone
 };
 
 // The encoding's tensors. B, T: capacity of the activations; 0: only the parameters are used
@@ -190,9 +191,10 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     const int Vp = g.Vp();
     const size_t B = (size_t)batch, T = (size_t)length;
     const size_t N = B * T;
-    const size_t R = logit_rows(N, Vp, C, purpose);
+    const size_t R = purpose == Purpose::Train && !model.trains_head ? 0 : logit_rows(N, Vp, C, purpose);
     // for one use at a time: column sums, or what the backward of attention or of the embedding needs
-    const size_t scratch_floats = std::max({MAX_SLABS * std::max({OC, 4 * C, Vp}), embedding_backward_scratch(N, C),
+    const size_t columns = (size_t)std::max({OC, 4 * C, R > 0 ? Vp : 0});
+    const size_t scratch_floats = std::max({MAX_SLABS * columns, embedding_backward_scratch(N, C),
                                             attention_backward_scratch(g.position, batch, length, NH, HS)});
     const size_t attention_floats = attention_forward_scratch(batch, length, NH);
     acts.chunk = (int)R;
@@ -203,9 +205,9 @@ Activations activations_describe(const BERT& model, int batch, int length, Purpo
     return acts;
 }
 
-// Allocates the activations, and points acts.a at them.
-void activations_allocate(Activations& acts) {
-    acts.allocate();
+// Allocates the activations, or lays them out in `memory`, and points acts.a at them.
+void activations_allocate(Activations& acts, float* memory = nullptr) {
+    memory == nullptr ? acts.allocate() : acts.place(memory);
 #define X(type, name, ...) acts.point(acts.a.name, #name);
     BERT_ACTS(X)
 #undef X
@@ -459,7 +461,8 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
         if (pairs == nullptr) { return masked_step(model, acts, run, *data.train, ids, tokens, targets); }
         const uint64_t first = o.overfit ? 0 : run.state.sample;                    // each rank has the whole batch
         fill_groups(*pairs, first, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
-        return contrastive_gradient(model, acts, buffers, batch, o.tau, o.recompute);
+        const int leaves = run.micro_batches / run.leaf * comm().size;
+        return contrastive_gradient(model, acts, buffers, batch, o.B, leaves, o.tau, o.recompute);
     };
     catch_signals();
     activations_allocate(acts);
@@ -515,12 +518,14 @@ int bert_main(Run& run) {
     plan_steps(run, config, o.steps < 0 ? data.epoch(config.T) : 0, group);
     BERT model;
     model.pooling = o.pooling == "cls" ? Pooling::Cls : Pooling::Mean;
+    model.trains_head = data.pairs == nullptr;
     bert_describe(model, config);
     const Purpose purpose = run.trains ? Purpose::Train : Purpose::Evaluate;
     const size_t buffers = data.pairs ? ContrastiveBuffers::bytes(run.samples, run.samples * (group - 1), config.C) : 0;
     const auto describe = [&](int B) { return activations_describe(model, B, o.T, purpose, o.recompute); };
-    fit_memory(run, model, (double)buffers, [&](int B) { return describe(B).bytes(); });
-    Activations acts = describe(o.B);
+    const auto bytes = [&](int B) { return describe(B).bytes(); };
+    const int most = data.pairs ? run.my_samples * std::min(1.25 * data.pairs->mean_length() / o.T, 1.0) : 0;
+    Activations acts = describe(fit_memory(run, model, (double)buffers, bytes, most));
     // 3 refuse now what would fail after hours of work
     data.check_uses(run, config);
     if (data.train) { run.data = data_text(run, *data.train); }

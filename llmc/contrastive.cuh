@@ -25,26 +25,28 @@ void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, i
 void pooling_backward(floatX* dinp, const float* dout, const int* lengths, int B, int T, int C, Pooling kind,
                       Stream stream);
 
-// floats of scratch: the normalized rows, their inverse lengths, the scores
-inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (C + 1) + (size_t)Q * M; }
-// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C): the queries, then the candidates, M >= Q.
-// scratch: contrastive_scratch floats
-void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
-                                  int C, float temperature, float dloss, Stream stream);
+// floats of scratch: the normalized rows, their gradients and inverse lengths, the scores
+inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) * (2 * C + 1) + (size_t)Q * M; }
+// losses (Q); demb (Q+M,C) = d (sum of dloss * losses) / d emb; emb (Q+M,C). place (Q+M): the rows of emb and demb that
+// belong to the queries, then to the candidates, M >= Q. scratch: contrastive_scratch floats
+void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, const int* place, int Q,
+                                  int M, int C, float temperature, float dloss, Stream stream);
 
 // A step's embeddings and their gradients, of all rows; activations exist for one chunk of rows at a time
 struct ContrastiveBuffers {
     float *emb = nullptr, *demb = nullptr;
     float *losses = nullptr, *scratch = nullptr;
-    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q)
+    int* place = nullptr;
+    // Q queries, M positives and negatives: emb and demb (Q+M,C), losses (Q), place (Q+M)
     static size_t bytes(int Q, int M, int C) {
-        return sizeof(float) * (2 * (size_t)(Q + M) * C + Q + contrastive_scratch(Q, M, C));
+        return sizeof(float) * ((size_t)(Q + M) * (2 * C + 1) + Q + contrastive_scratch(Q, M, C));
     }
     void allocate(int Q, int M, int C) {
         emb = (float*)device_malloc(bytes(Q, M, C));
         demb = emb + (size_t)(Q + M) * C;
         losses = demb + (size_t)(Q + M) * C;
         scratch = losses + Q;
+        place = (int*)(scratch + contrastive_scratch(Q, M, C));
     }
     void release() { device_free(emb); }
 };
@@ -103,34 +105,34 @@ LAUNCHER void pooling_backward(floatX* dinp, const float* dout, const int* lengt
 
 constexpr float MAX_INVERSE_NORM = 1e12f;
 
-// out (n,C) = inp (n,C), each row divided by max(its length, 1e-12); inverse_norm (n). One block per row.
-__global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, int C) {
+// out (n,C): rows place[0 .. n-1] of inp, each divided by max(its length, 1e-12); inverse_norm (n). One block per row.
+__global__ void normalize_rows_kernel(float* out, float* inverse_norm, const float* inp, const int* place, int C) {
     const size_t row = blockIdx.x;
+    const float* x = inp + (size_t)place[row] * C;              // (C)
     // 1. the length of the row
     double squares = 0.0;                       // a float would overflow at lengths of 2e19 and underflow at 1e-19
-    for (int c = threadIdx.x; c < C; c += blockDim.x) {
-        const double x = (double)inp[row * C + c];
-        squares += x * x;
-    }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { squares += (double)x[c] * (double)x[c]; }
     const double inverse = 1.0 / sqrt(block_sum(squares));
     const float scale = inverse > (double)MAX_INVERSE_NORM ? MAX_INVERSE_NORM : (float)inverse;
     // 2. the row divided by it
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = inp[row * C + c] * scale; }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { out[row * C + c] = x[c] * scale; }
     if (threadIdx.x == 0) { inverse_norm[row] = scale; }
 }
 
-// d (n,C) holds the gradient of the normalized rows and becomes the gradient of the rows. One block per row.
-__global__ void normalize_rows_backward_kernel(float* d, const float* normalized, const float* inverse_norm, int C) {
+// dinp: rows place[0 .. n-1] of the gradient of inp, from dout (n,C), the normalized rows'. One block per row.
+__global__ void normalize_rows_backward_kernel(float* dinp, const float* dout, const float* normalized,
+                                               const float* inverse_norm, const int* place, int C) {
     const size_t row = blockIdx.x;
     const float* n = normalized + row * C;                      // (C)
-    float* dx = d + row * C;                                    // (C)
+    const float* dn = dout + row * C;                           // (C)
+    float* dx = dinp + (size_t)place[row] * C;                  // (C)
     const float scale = inverse_norm[row];
     // 1. the gradient's component along the row, which changes only its length
-    const auto part = sums_over<1>(threadIdx.x, C, blockDim.x, [&](float* s, int c) { s[0] += n[c] * dx[c]; });
+    const auto part = sums_over<1>(threadIdx.x, C, blockDim.x, [&](float* s, int c) { s[0] += n[c] * dn[c]; });
     float along = block_sum(part.x[0]);
     if (!(scale < MAX_INVERSE_NORM)) { along = 0.0f; }          // the divisor was the constant 1e-12
     // 2. the other components, divided as the row was
-    for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dx[c] - n[c] * along) * scale; }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { dx[c] = (dn[c] - n[c] * along) * scale; }
 }
 
 // ----------------------------------------------------------------------------------------------------------
@@ -188,27 +190,29 @@ __global__ void contrastive_loss_kernel(float* losses, float* scores, int M, flo
     }
 }
 
-LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, int Q, int M,
-                                           int C, float temperature, float dloss, Stream stream) {
+LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb,
+                                           const int* place, int Q, int M, int C, float temperature, float dloss,
+                                           Stream stream) {
     check(Q >= 1 && M >= Q, "expected at least one candidate for each query, got %d for %d", M, Q);
     check(temperature > 0.0f, "expected a temperature above 0, got %g", (double)temperature);
     const size_t q = (size_t)Q, m = (size_t)M;
     const size_t c = (size_t)C;
     float* n = scratch;
-    float* inverse_norm = n + (q + m) * c;
+    float* dn = n + (q + m) * c;
+    float* inverse_norm = dn + (q + m) * c;
     const Matrix<float> queries = view(n, q, c);
     const Matrix<float> candidates = view(n + q * c, m, c);
     const Matrix<float> scores = view(inverse_norm + q + m, q, m);
     const float scale = 1.0f / temperature;
     // 1 all embeddings, queries and candidates alike, to length 1
-    launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, C);
+    launch(normalize_rows_kernel, Grid(q + m, 256, 0, stream), n, inverse_norm, emb, place, C);
     // 2 the scores (Q,M), then the cosines' gradient in the same memory
     float_product(scores.data, queries, transposed(candidates), scale, stream);
     launch(contrastive_loss_kernel, Grid(q, 256, 0, stream), losses, scores.data, M, scale, dloss);
     // 3 the gradients of the normalized rows
-    float_product(demb, scores, candidates, 1.0f, stream);
-    float_product(demb + q * c, transposed(scores), queries, 1.0f, stream);
+    float_product(dn, scores, candidates, 1.0f, stream);
+    float_product(dn + q * c, transposed(scores), queries, 1.0f, stream);
     // 4 and of the embeddings themselves
-    launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, n, inverse_norm, C);
+    launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, dn, n, inverse_norm, place, C);
 }
 #endif

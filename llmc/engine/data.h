@@ -531,6 +531,11 @@ struct Documents {
     size_t size() const { return (size_t)files.back().first + files.back().documents(); }
     size_t groups() const { return size() / (size_t)group; }
 
+    double mean_length() const {
+        double ids = 0;
+        for (const DocumentFile& f : files) { ids += (double)f.shard.tokens + (f.text ? (double)f.documents() : 0); }
+        return ids / (double)size();
+    }
     // the number of ids of document i, [CLS] and [SEP] included
     uint64_t length(size_t i) const {
         const DocumentFile& f = file_of(i);

@@ -20,12 +20,13 @@ struct DeviceBatch {
     EmbeddingRows plan;                                     // (N), (N+1), (most_hot_tokens+1)
     int *picked = nullptr, *lengths = nullptr;              // rows that have a target (N); tokens of each sequence (N)
     int* pinned = nullptr;                                  // (slots, ints(N))
-    size_t slots = 0;
+    size_t room = 0;                                        // ints of it
 
     static size_t ints(size_t N) { return 6 * N + 2 + EmbeddingPlan::most_hot_tokens(N); }
-    void allocate(size_t capacity) {
+    void allocate(size_t capacity) { lay_out(capacity, (int*)device_malloc(sizeof(int) * ints(capacity))); }
+    void lay_out(size_t capacity, int* memory) {
         N = capacity;
-        tokens = (int*)device_malloc(sizeof(int) * ints(N));
+        tokens = memory;
         targets = tokens + N;
         plan.rows = targets + N;
         plan.first = plan.rows + N;
@@ -38,13 +39,15 @@ struct DeviceBatch {
         pinned_free(pinned);
         *this = DeviceBatch();
     }
+    void reserve(size_t count) {
+        if (room >= count) { return; }
+        pinned_free(pinned);
+        pinned = (int*)pinned_malloc(sizeof(int) * count);
+        room = count;
+    }
     // n tokens; targets may be null
     void load(size_t slot, size_t of, const int* host_tokens, const int* host_targets, size_t n, Stream stream) {
-        if (slots < of) {
-            pinned_free(pinned);
-            pinned = (int*)pinned_malloc(sizeof(int) * ints(N) * of);
-            slots = of;
-        }
+        reserve(of * ints(N));
         loaded = {slot, n};
         copy(tokens, slot, host_tokens, n, stream);
         if (host_targets != nullptr) { copy(targets, slot, host_targets, n, stream); }
@@ -129,6 +132,7 @@ template <class Pointers> struct ActivationsOf {
     TensorTable table, position_table;
     std::vector<PositionPart> position_parts;               // the encodings' places in position_table
     float *data = nullptr, *position_data = nullptr;
+    bool used_memory = false;                               // not zeroed
     Pointers a;
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
@@ -154,7 +158,7 @@ template <class Pointers> struct ActivationsOf {
     int stride(int n) const { return reserved() || decodes() ? T : n; }
     size_t bytes() const {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
-        return sizeof(float) * floats + sizeof(int) * ints - lost;
+        return sizeof(float) * (floats + round_up(ints, (size_t)64)) - lost;        // whole cache lines
     }
     int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
     // the number of L layers for which an activation is kept
@@ -185,16 +189,19 @@ template <class Pointers> struct ActivationsOf {
                 format_bytes((double)bytes()).c_str(), format_bytes((double)device_memory_available()).c_str());
         }
         const auto memory = reserved() ? device_reserve : device_malloc;
-        data = (float*)memory(sizeof(float) * table.total);
-        position_data = (float*)memory(sizeof(float) * position_table.total);
-        batch.allocate((size_t)B * piece);
+        place((float*)memory(bytes() + lost), false);
+    }
+    // Lays them out in memory that others have used.
+    void place(float* memory, bool used = true) {
+        data = memory;
+        used_memory = used;
+        position_data = data + table.total;
+        batch.lay_out((size_t)B * piece, (int*)(position_data + position_table.total));
     }
     void release() {
-        for (auto array : {std::make_pair(data, table.total), std::make_pair(position_data, position_table.total)}) {
-            if (reserved()) { device_unreserve(array.first, sizeof(float) * array.second); }
-            else { device_free(array.first); }
-        }
-        batch.release();
+        if (reserved()) { device_unreserve(data, bytes() + lost); }
+        else { device_free(data); }
+        pinned_free(batch.pinned);
         *this = ActivationsOf();
     }
 };
@@ -279,7 +286,7 @@ LayerPosition layer_position(const Model& model, const Acts& acts, int layer, in
     common.grads = grads;
     common.act_data = acts.position_data;
     LayerPosition all;
-    all.new_padding = run.pattern.size() > 1 && common.columns > 3 * common.C() + extra_columns;
+    all.new_padding = (run.pattern.size() > 1 || acts.used_memory) && common.columns > 3 * common.C() + extra_columns;
     for (auto part = here.rbegin(); part != here.rend(); ++part) {      // the last step comes first: position_step()
         const PositionPart& tensors = acts.position_parts[(size_t)*part];
         PositionView& v = all.views[(size_t)all.count++] = common;

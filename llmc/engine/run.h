@@ -48,8 +48,7 @@ struct Run {
     Gpu gpu;
     bool trains = false;                                        // otherwise a trained model is used
     int samples = 0;                                            // in an update
-    int my_samples = 0, micro_batches = 0;                      // this rank's share of them
-    int texts = 1;                                              // sequences in a sample
+    int my_samples = 0, micro_batches = 0;                      // this rank's share of them; of --pairs, texts
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
     int leaf = 1;                                               // micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
@@ -172,7 +171,7 @@ inline void plan_leaves(Run& r) {
 // Micro-batches of B sequences, which divide r.my_samples
 inline void plan_batch(Run& r, int B) {
     r.o.B = B;
-    r.micro_batches = r.trains ? r.my_samples / B * r.texts : 0;
+    r.micro_batches = r.trains ? r.my_samples / B : 0;
     plan_leaves(r);
 }
 
@@ -208,8 +207,10 @@ inline double memory_available() {
 }
 
 // Replaces --B -1 and --recompute -1, the same on all ranks. activations(B): bytes with r.o.recompute. If no batch
-// fits, B is 1, and report_run() refuses the run. --recompute comes last, as it changes no bit.
-template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations) {
+// fits, B is 1, and report_run() refuses the run. --recompute comes last, as it changes no bit. Returns the number of
+// sequences whose activations are in memory at once: r.o.B, or up to `most`.
+template <class Bytes>
+int fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations, int most = 0) {
     const bool least = r.o.recompute < 0;
     if (least) { r.o.recompute = 1; }
     if (r.largest_batch) {
@@ -217,10 +218,15 @@ template <class Bytes> void fit_memory(Run& r, const Parameters& p, double buffe
         plan_batch(r, std::max(1, -comm_max(-mine, "the choice of --B")));
         r.o.notes.push_back(strprintf("--B -1 is %d here", r.o.B));
     }
-    if (!least || !r.trains || plans_ahead(r)) { return; }
-    r.o.recompute = 0;
-    const double all = weight_bytes(r, p) + buffers + (double)activations(r.o.B);
-    r.o.recompute = comm_max(all > 0.9 * memory_available(), "the choice of --recompute");
+    if (!r.trains || plans_ahead(r)) { return r.o.B; }
+    most = std::max(most, r.o.B);
+    const double left = 0.9 * memory_available() - weight_bytes(r, p) - buffers;
+    if (least) {
+        r.o.recompute = 0;
+        r.o.recompute = comm_max((double)activations(most) > left, "the choice of --recompute");
+    }
+    const double fit = left / (double)activations(r.o.B) * r.o.B;
+    return fit < most ? std::max(r.o.B, (int)fit) : most;
 }
 
 // Refuses a run that cannot fit, before any allocation. Bytes: activations for o.B sequences, buffers for any B
@@ -253,7 +259,7 @@ inline void check_memory(Run& r, const Parameters& p, double activations, double
 }
 
 // The batches of an update and the number of updates. config: the model's; epoch: the samples of one pass over the data
-// (0: no data). A sample is `texts` texts of T tokens; --total_batch counts only one.
+// (0: no data). A sample is `texts` texts of at most T tokens; --total_batch counts only one.
 inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 1) {
     Options& o = r.o;
     if (o.tile_skip == "exact") { config.position.tile_skip = TileSkip::Exact; }
@@ -267,12 +273,13 @@ inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 
     const int ranks = planned_ranks(r);
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
-    check(o.total_batch % ((int64_t)o.B * o.T * ranks) == 0 && o.total_batch / o.T <= INT32_MAX / texts,
-          "--total_batch %lld: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch, o.B,
-          o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
+    const std::string of_texts = texts > 1 ? strprintf(" x %d texts", texts) : "";
+    check(o.total_batch % o.T == 0 && o.total_batch / o.T <= INT32_MAX / texts &&
+          o.total_batch * texts % ((int64_t)o.B * o.T * ranks) == 0,
+          "--total_batch %lld%s: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch,
+          of_texts.c_str(), o.B, o.T, of_ranks.c_str(), (long long)o.B * o.T * ranks);
     r.samples = (int)(o.total_batch / o.T);
-    r.my_samples = r.samples / ranks;
-    r.texts = texts;
+    r.my_samples = r.samples * texts / ranks;
     plan_batch(r, o.B);
     if (epoch > 0 && o.steps < 0) { o.steps = std::max((int64_t)1, (int64_t)epoch / r.samples); }
     check(o.steps <= INT32_MAX, "--steps: expected at most %d, for which a checkpoint's name has room, got %lld",

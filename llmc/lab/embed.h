@@ -13,10 +13,10 @@
 
 // ids (rows,T), lengths (rows) -> the texts' embeddings out (rows,C), float32 on the device
 template <class Model, class Acts>
-void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, const int* ids, const int* lengths,
-                int rows, int T, bool backward) {
+void bert_embed(float* out, Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T,
+                bool backward) {
     const int L = model.config.L, C = model.config.C;
-    load_batch(model, acts, slot, of, ids, nullptr, lengths, rows, T, backward);
+    load_batch(model, acts, 0, 1, ids, nullptr, lengths, rows, T, backward);
     bert_forward(model, acts, rows, T);
     pooling_forward(out, acts.a.ln2(L - 1), acts.batch.lengths, rows, T, C, model.pooling, model.stream);
 }
@@ -26,45 +26,90 @@ void bert_embed(float* out, Model& model, Acts& acts, size_t slot, size_t of, co
 template <class Model, class Acts>
 void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
     float* pooled = (float*)acts.a.fch();       // large enough, and no longer used after the forward
-    bert_embed(pooled, model, acts, 0, 1, ids, lengths, rows, T, false);
+    bert_embed(pooled, model, acts, ids, lengths, rows, T, false);
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
-// The mean loss of a step's groups, and its gradient. All rows are embedded first, a chunk of acts.B rows at a time;
-// the loss gives the gradient of each embedding; then each chunk is run again, forward and backward. So the gradient is
-// the whole batch's, in memory that does not grow with it (Gao et al. 2021). Each rank has the same number of
-// consecutive chunks, but all embeddings, because the loss of a query depends on the whole batch.
+// A chunk of rows ends where it would have more padding than this: one more chunk costs about as much.
+constexpr size_t CHUNK_PADDING = ON_GPU ? 2048 : 64;
+
+// The mean loss of a step's groups, and its gradient: the whole batch's, as no chunk of rows goes back before the loss
+// has all embeddings (Gao et al. 2021). Of the rows by length, row k belongs to leaf k % leaves of the gradient's sum,
+// and all leaves are cut into the same chunks, of at most B rows of acts.T tokens. The first chunks keep their
+// activations from the forward to the backward, as many as fit in acts; the others go forward twice, which changes no
+// bit. Ranks share the leaves, but each has all embeddings, because the loss of a query depends on the whole batch.
 template <class Model, class Acts>
 StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
-                                  double tau, int recompute) {
-    const int Q = batch.groups, rows = batch.rows;
-    const int C = model.config.C, T = batch.T;
-    const int ranks = comm().size, chunks = ceil_div(rows, acts.B) / ranks;                 // of this rank
-    const int begin = comm().rank * chunks * acts.B;                                        // this rank's first row
-    check(ranks == 1 || ranks * chunks * acts.B == rows, "--pairs: %d ranks do not divide %d rows in chunks of %d",
-          ranks, rows, acts.B);
-    auto embed = [&](int i, bool backward) {
-        const int first = begin + i * acts.B, n = std::min(acts.B, rows - first);
-        const size_t slot = (size_t)(backward && chunks > 1 ? chunks + i : i);
-        const int *ids = batch.ids.data() + (size_t)first * T, *lengths = batch.lengths.data() + first;
-        bert_embed(c.emb + (size_t)first * C, model, acts, slot, 2 * (size_t)chunks, ids, lengths, n, T, backward);
-        return n;
+                                  int B, int leaves, double tau, int recompute) {
+    struct Chunk { Acts acts; size_t first; };              // and its first row in c.emb
+    const int Q = batch.groups, C = model.config.C;
+    const int ranks = comm().size, rank = comm().rank;
+    const size_t rows = (size_t)batch.rows, T = (size_t)batch.T;
+    const size_t in_leaf = rows / (size_t)leaves;
+    check(rows % leaves == 0 && leaves % ranks == 0, "%d ranks cannot share %zu rows in %d parts", ranks, rows, leaves);
+    // 1 the order of the rows in c.emb, leaf by leaf, and the chunks of a leaf
+    std::vector<size_t> sorted(rows), order(rows);
+    std::iota(sorted.begin(), sorted.end(), (size_t)0);
+    const auto longer = [&](size_t a, size_t b) { return batch.lengths[a] > batch.lengths[b]; };
+    std::stable_sort(sorted.begin(), sorted.end(), longer);
+    for (size_t k = 0; k < rows; k++) { order[k % leaves * in_leaf + k / leaves] = sorted[k]; }
+    const struct { int B, T; } most = {B, acts.T};
+    const std::vector<RowBatch> cuts = row_batches(in_leaf, most, [&](size_t k) {       // leaf 0 has the longest
+        return std::min(round_up((size_t)batch.lengths[order[k]], (size_t)8), T);
+    }, CHUNK_PADDING);
+    // 2 the memory of this rank's chunks
+    acts.batch.reserve(rows + rows / ranks * T * DeviceBatch::ints(1));
+    int* host = acts.batch.pinned;
+    for (size_t r = 0; r < rows; r++) { host[order[r]] = (int)r; }
+    copy_to_device_async(c.place, host, sizeof(int) * rows, model.stream);
+    host += rows;
+    std::vector<Chunk> chunks;
+    size_t used = 0, kept = 0;
+    for (int leaf = leaves / ranks * rank; leaf < leaves / ranks * (rank + 1); leaf++) {
+        for (const RowBatch& cut : cuts) {
+            Acts a = activations_describe(model, (int)cut.n, (int)cut.T, Purpose::Train, recompute);
+            const size_t floats = a.bytes() / sizeof(float), all = acts.bytes() / sizeof(float);
+            check(floats <= all, "%zu x %zu tokens do not fit in %d x %d", cut.n, cut.T, acts.B, acts.T);
+            const bool fits = kept == chunks.size() && used + floats <= all;
+            activations_allocate(a, acts.data + (fits ? used : 0));
+            a.batch.pinned = host;
+            a.batch.room = DeviceBatch::ints(a.batch.N);
+            host += a.batch.room;
+            used += fits ? floats : 0;
+            kept += fits;
+            chunks.push_back({a, leaf * in_leaf + cut.first});
+        }
+    }
+    // 3 embed all rows
+    const auto embed = [&](Chunk& chunk) {
+        std::vector<int> ids, lengths;
+        for (size_t r = chunk.first; r < chunk.first + chunk.acts.B; r++) {
+            const auto row = batch.ids.begin() + (ptrdiff_t)(order[r] * T);
+            ids.insert(ids.end(), row, row + chunk.acts.T);
+            lengths.push_back(batch.lengths[order[r]]);
+        }
+        bert_embed(c.emb + chunk.first * C, model, chunk.acts, ids.data(), lengths.data(), chunk.acts.B, chunk.acts.T,
+                   true);
     };
-    // 1 embed every row; the activations of a single chunk stay for the backward
-    for (int i = 0; i < chunks; i++) { embed(i, chunks == 1); }
-    share_rows(c.emb, (size_t)rows / (size_t)ranks * C, "embeddings of the batch", model.stream);
-    // 2 the loss of each query, and the gradient of each embedding
-    const float dloss = 1.0f / (float)Q;
-    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, Q, rows - Q, C, (float)tau, dloss, model.stream);
-    loss_sum(model.loss_sums, c.losses, comm().rank == 0 ? (size_t)Q : 0, model.stream);    // counted once
-    // 3 run each chunk again, and back through the model
-    for (int i = 0; i < chunks; i++) {
-        const int first = begin + i * acts.B, n = chunks == 1 ? std::min(acts.B, rows) : embed(i, true);
-        float* grads = gradient_begin(model, i, chunks);
-        const float* demb = c.demb + (size_t)first * C;                             // (n,C)
-        pooling_backward(acts.a.dresidual(), demb, acts.batch.lengths, n, T, C, model.pooling, model.stream);
-        bert_backward(model, acts, grads, n, T, recompute);
-        gradient_add(model, i, chunks);
+    std::for_each(chunks.rbegin(), chunks.rend(), embed);
+    settle_weights(model);
+    share_rows(c.emb, rows / ranks * C, "embeddings of the batch", model.stream);
+    // 4 the loss of each query, and the gradient of each embedding
+    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, c.place, Q, batch.rows - Q, C, (float)tau,
+                                 1.0f / (float)Q, model.stream);
+    loss_sum(model.loss_sums, c.losses, rank == 0 ? (size_t)Q : 0, model.stream);           // counted once
+    // 5 back through the model
+    const int n = (int)chunks.size();
+    model.leaf = (int)cuts.size();
+    for (int i = 0; i < n; i++) {
+        Chunk& chunk = chunks[(size_t)i];
+        Acts& a = chunk.acts;
+        if ((size_t)i >= kept) { embed(chunk); }
+        float* grads = gradient_begin(model, i, n);
+        pooling_backward(a.a.dresidual(), c.demb + chunk.first * C, a.batch.lengths, a.B, a.T, C, model.pooling,
+                         model.stream);
+        bert_backward(model, a, grads, a.B, a.T, recompute);
+        gradient_add(model, i, n);
     }
     return gradient_end(model, 1, (size_t)Q);
 }

@@ -364,7 +364,7 @@ inline std::string position_text(const PositionConfig& config) {
 struct LayerPosition {
     std::array<PositionView, 4> views;                      // of `count` encodings, by position_step()
     int count = 0;
-    bool new_padding = false;                               // rows end in padding, where other layers have columns
+    bool new_padding = false;                               // rows end in padding that is not zero already
 
     // calls the same member of each encoding
     void embed_forward(floatX* x, int B, int T, int t0, Stream s) const;

@@ -59,18 +59,33 @@ inline std::vector<float> embeddings(Random& random, ContrastiveShape s, double 
 }
 
 struct ContrastiveResult { std::vector<float> losses, demb; };
+// The rows of emb and demb stand in another order, drawn by `order`; 0: in this one.
 inline ContrastiveResult contrastive_of(const std::vector<float>& emb, ContrastiveShape s, float temperature,
-                                        float dloss) {
+                                        float dloss, uint64_t order = 1) {
     const int Q = (int)s.Q;
     const int M = (int)s.M;
     const int C = (int)s.C;
-    const Array<float> d_emb(emb);
+    std::vector<int> places(s.Q + s.M);
+    std::iota(places.begin(), places.end(), 0);
+    std::sort(places.begin(), places.end(),
+              [&](int a, int b) { return order > 0 && hash64(order, (uint64_t)a) < hash64(order, (uint64_t)b); });
+    const auto moved = [&](const std::vector<float>& x, bool back) {
+        std::vector<float> y(x.size());
+        for (size_t r = 0; r < places.size(); r++) {
+            size_t from = r * s.C, to = (size_t)places[r] * s.C;
+            if (back) { std::swap(from, to); }
+            std::copy_n(&x[from], s.C, &y[to]);
+        }
+        return y;
+    };
+    const Array<float> d_emb(moved(emb, false));
+    const Array<int> place(places);
     Array<float> losses(s.Q), demb(emb.size()), scratch(contrastive_scratch(Q, M, C));
     poison_shared();
-    contrastive_forward_backward(losses, demb, scratch, d_emb, Q, M, C, temperature, dloss, Stream(0));
-    expect(same_bits(d_emb.host(), emb), "the embeddings are as they were");
+    contrastive_forward_backward(losses, demb, scratch, d_emb, place, Q, M, C, temperature, dloss, Stream(0));
+    expect(same_bits(d_emb.host(), moved(emb, false)), "the embeddings are as they were");
     scratch.host();                                     // its guards
-    return {losses.host(), demb.host()};
+    return {losses.host(), moved(demb.host(), true)};
 }
 
 inline void test_contrastive(Random& random, ContrastiveShape s, float temperature) {

@@ -114,9 +114,10 @@ TEST_CASE("contrastive: a hopeless query has a finite loss, a NaN embedding a Na
 
 TEST_CASE("contrastive refuses what has no positive, and a temperature of 0", "[contrastive]") {
     Array<float> x(64);
-    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, 3, 2, 2, 1, 1, Stream(0)), Error);
-    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, 2, 2, 2, 0, 1, Stream(0)), Error);
-    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, 2, 2, 2, NAN, 1, Stream(0)), Error);
+    Array<int> place(6);
+    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, place, 3, 2, 2, 1, 1, Stream(0)), Error);
+    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, place, 2, 2, 2, 0, 1, Stream(0)), Error);
+    CHECK_THROWS_AS(contrastive_forward_backward(x, x, x, x, place, 2, 2, 2, NAN, 1, Stream(0)), Error);
 }
 
 TEST_CASE("contrastive: same bits for any number of threads", "[contrastive]") {

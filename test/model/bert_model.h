@@ -124,18 +124,40 @@ inline Gradient gradient_of(Model& model, Activations& acts, const std::vector<i
 
 struct Contrast : Gradient { std::vector<float> embeddings; };
 
-inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, double tau, int recompute = 0) {
+// The embeddings in the order of the batch. B: rows in the largest chunk, 0: as many as acts has; counts pooled chunks
+inline int pooled_chunks = 0;
+inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, double tau, int recompute = 0,
+                            int B = 0, int leaves = 1) {
     const int Q = batch.groups, C = model.config.C;
     ContrastiveBuffers buffers;
     buffers.allocate(Q, batch.rows - Q, C);
-    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, tau, recompute);
+    const std::vector<char> poison(acts.bytes(), (char)0xff);           // NaN: a step needs no zeros there
+    copy_to_device(acts.data, poison.data(), poison.size(), model.stream);
+    acts.used_memory = true;
+    const int leaf = model.leaf;
+    pooled_chunks = 0;
+    after_launch = [](const char* text, Stream) { pooled_chunks += starts_with(text, "pooling_forward_kernel"); };
+    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, B > 0 ? B : acts.B, leaves, tau,
+                                                recompute);
+    after_launch = nullptr;
+    model.leaf = leaf;
     Contrast c;
     c.loss = g.loss;
     c.grads = model.host(g.grads);
-    c.embeddings.resize((size_t)batch.rows * C);
-    copy_to_host(c.embeddings.data(), buffers.emb, sizeof(float) * c.embeddings.size(), model.stream);
+    std::vector<float> rows((size_t)batch.rows * C);
+    std::vector<int> place((size_t)batch.rows);
+    copy_to_host(rows.data(), buffers.emb, sizeof(float) * rows.size(), model.stream);
+    copy_to_host(place.data(), buffers.place, sizeof(int) * place.size(), model.stream);
     buffers.release();
+    for (int p : place) { c.embeddings.insert(c.embeddings.end(), &rows[(size_t)p * C], &rows[(size_t)p * C] + C); }
     return c;
+}
+
+// rows (n,C): row k of x becomes row order[k]
+inline std::vector<float> reordered(const std::vector<float>& x, const std::vector<int>& order, size_t C) {
+    std::vector<float> y(x.size());
+    for (size_t k = 0; k < order.size(); k++) { std::copy_n(&x[k * C], C, &y[(size_t)order[k] * C]); }
+    return y;
 }
 
 // The fixture's rows in the trainer's order, where document i answers query i; order: row of the batch -> row of the

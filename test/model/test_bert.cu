@@ -146,28 +146,74 @@ TEST_CASE("embeddings, contrastive loss and every gradient of it are PyTorch's, 
     for (const Pooling pooling : {Pooling::Mean, Pooling::Cls}) {
         const std::string kind = pooling == Pooling::Mean ? "mean" : "cls";
         Contrast whole;
-        for (int rows : {6, 4, 2, 1}) {                                 // in a chunk; 4: the last one is short
+        for (const auto& cut : {std::make_pair(1, 6), {1, 4}, {1, 1}, {2, 3}, {3, 1}, {6, 1}}) {    // leaves, B
             for (int T : {f.T, 40}) {
-                INFO(kind << ", " << rows << " rows in a chunk, " << T << " tokens in a row");
+                INFO(kind << ", " << cut.first << " leaves, chunks of " << cut.second << " rows of " << T << " tokens");
                 Random same = random;
-                Model model(f.bert, ceil_div(f.B, rows));
+                Model model(f.bert, cut.first);
                 model.pooling = pooling;
                 f.load(model, same);
-                Acts acts(model, rows, T);
                 const GroupBatch batch = {given.groups, given.rows, T, widened(given.ids, f.T, T, 0), given.lengths};
-                const Contrast c = contrast_of(model, acts, batch, f.read("temperature")[0]);
-                std::vector<float> embeddings(c.embeddings.size());
-                for (size_t r = 0; r < order.size(); r++) {
-                    std::copy_n(&c.embeddings[r * C], C, &embeddings[(size_t)order[r] * C]);
+                Contrast c;
+                int least = 0;                                          // chunks
+                for (int room : {12, 2, 1}) {                           // for so many chunks
+                    Acts acts(model, room * cut.second, T);
+                    const Contrast again = contrast_of(model, acts, batch, f.read("temperature")[0], 0, cut.second,
+                                                       cut.first);
+                    if (room == 12) {
+                        c = again;
+                        least = pooled_chunks;                          // all of them are kept
+                    }
+                    CHECK(same_bits(again.grads, c.grads));
+                    CHECK(pooled_chunks >= least);
+                    CHECK(pooled_chunks < 2 * least);                   // the last one is kept
+                    if (room == 1 && cut.second == 1) { CHECK(pooled_chunks > least); }
                 }
-                f.check_close("embeddings." + kind, embeddings, f.read("embeddings." + kind));
+                f.check_close("embeddings." + kind, reordered(c.embeddings, order, C), f.read("embeddings." + kind));
                 f.check_close("loss." + kind, {(float)c.loss}, f.read("loss." + kind));
                 check_gradients(f, model, c.grads, CONTRASTIVE_MULTIPLE, "grad." + kind + ".", "cls.");
-                if (rows == 6 && T == f.T) { whole = c; }
+                if (whole.grads.empty()) { whole = c; }
                 check_same_gradient(f, model, c.grads, whole.grads, BOTH_OFF, "grad." + kind + ".", "cls.");
                 check_same_rows("embeddings." + kind, c.embeddings, whole.embeddings);
                 check_same_rows("loss." + kind, {(float)c.loss}, {(float)whole.loss});
             }
+        }
+    }
+}
+
+// A step along a gradient changes the loss by the gradient's length.
+TEST_CASE("the contrastive gradient is the slope of its loss, for every encoding", "[bert][contrastive][encodings]") {
+    Random random;
+    INFO(random);
+    for (const std::string& encoding : models_with_fixture("bert")) {
+        const Fixture f("bert_" + encoding);
+        Model model(f.bert, 2);
+        f.load(model, random);
+        Acts acts(model, 4, f.T);
+        const std::vector<int> tokens = draw_tokens(random, 4 * (size_t)f.T, f.bert.V);
+        const GroupBatch batch = {2, 4, f.T, tokens, {f.T, 3, 9, f.T - 1}};
+        const auto contrast = [&] { return contrast_of(model, acts, batch, 0.5, 0, 2, 2); };
+        const std::vector<float> grads = contrast().grads, x = model.host(model.master);
+        std::vector<float> own(grads.size());                           // the encoding's part of it
+        for (size_t n = model.first_position_file; n < model.files.size(); n++) {
+            if (ends_with(model.files[n].name, "fire.l")) { continue; }         // each whole number is a kink
+            for (size_t e : elements_of(model.table, model.files[n])) { own[e] = grads[e]; }
+        }
+        for (const std::vector<float>& d : {grads, own}) {
+            const double length = std::sqrt(std::inner_product(d.begin(), d.end(), d.begin(), 0.0));
+            if (length == 0) { continue; }
+            const auto moved = [&](double by) {
+                std::vector<float> y = x;
+                for (size_t e = 0; e < y.size(); e++) { y[e] += (float)(by * d[e] / length); }
+                model.set(y);
+                return contrast().loss;
+            };
+            const double h = 0.005, slope = (moved(h) - moved(-h)) / (2 * h);
+            INFO(encoding << ": slope " << slope << ", gradient " << length);
+            if (getenv("CABLE_TEST_ERRORS") != nullptr) {
+                printf("%s: slope %.6f, off by %.6f\n", encoding.c_str(), slope, std::fabs(slope - length));
+            }
+            CHECK(std::fabs(slope - length) <= 1e-2 * length + 1e-4);
         }
     }
 }

@@ -70,6 +70,21 @@ TEST_CASE("encode: files of embeddings hold every bit", "[encode][asan]") {
     CHECK(throws_with([&] { write_embeddings(dir.path, bad); }, "6 names and 35 values of rows of 5") == 2);
 }
 
+TEST_CASE("encode: a batch of rows ends where it has no room, or too much padding", "[encode]") {
+    const std::vector<size_t> lengths = {200, 200, 192, 24, 16, 16};
+    const auto sizes = [&](const FakeActs& acts, size_t padding) {
+        std::vector<size_t> found;
+        for (const RowBatch& b : row_batches(lengths.size(), acts, [&](size_t i) { return lengths[i]; }, padding)) {
+            found.insert(found.end(), {b.first, b.n, b.T});
+        }
+        return found;
+    };
+    CHECK(sizes({6, 256}, SIZE_MAX) == std::vector<size_t>({0, 6, 200}));
+    CHECK(sizes({6, 256}, 64) == std::vector<size_t>({0, 3, 200, 3, 3, 24}));
+    CHECK(sizes({6, 256}, 8) == std::vector<size_t>({0, 3, 200, 3, 2, 24, 5, 1, 16}));
+    CHECK(sizes({2, 256}, 64) == std::vector<size_t>({0, 2, 200, 2, 1, 192, 3, 3, 24}));
+}
+
 TEST_CASE("encode: every document once, whatever the batches", "[encode][asan]") {
     TempDir dir;
     std::string text;

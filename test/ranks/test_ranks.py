@@ -1172,9 +1172,9 @@ class Sharing(Runs):
                 if "_" not in b:
                     self.assertEqual(self.log(a, "train"), self.log(b, "train"))
         code, output = self.run_on(2, BERT_TRAINER, "--pairs", self.path("groups2.txt"), "--model", "2,2,32", "--T",
-                                   "32", "--B", "1", "--total_batch", "96", "--steps", "1", "--val_every", "0")
+                                   "32", "--B", "2", "--total_batch", "96", "--steps", "1", "--val_every", "0")
         self.assertEqual(code, 2, output)
-        self.assertIn("--total_batch 96: not a multiple of --B x --T = 1 x 32 x 2 ranks = 64 tokens", output)
+        self.assertIn("--total_batch 96 x 2 texts: not a multiple of --B x --T = 2 x 32 x 2 ranks = 128 tokens", output)
 
     def test_embeddings_and_predictions(self):
         """of documents that make some twenty batches, which 3 ranks do not divide"""
