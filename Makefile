@@ -265,7 +265,7 @@ test test-long simt ranks asan: install
 ladders:   ; @dev/install.sh ladders && python3 dev/test.py ladders    ## dev/cuda: kernels, the simplest first
 edit-loop: ; @dev/edit_loop.sh $(ARGS)      ## what an edit costs: CPU seconds of make, with limits
 fuzz:      ; @dev/fuzz.sh $(or $(FUZZ_SECONDS),60) $(ARGS)      ## libFuzzer at each parser (clang++; FUZZ_SECONDS=60)
-attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs killed, starved, misled
+attack:    train_gpt2 train_bert ; @python3 test/attack/attack.py $(ARGS)  ## runs starved and misled
 one-file:  train_gpt2 ; @python3 dev/one_file.py $(ARGS)   ## dev/gpt2_cable.cpp beside train_gpt2: the same losses
 mutations: ; @python3 test/mutations/mutate.py $(ARGS)  ## plants faults: does a test see them?
 exports:   ; @dev/hf/exports.sh $(ARGS)     ## checkpoints in today's transformers, lm_eval, ... (PyPI, 5 GB)
