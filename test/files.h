@@ -58,6 +58,33 @@ template <class Tensors> std::vector<int32_t> read_i32(const Tensors& file, cons
     return out;
 }
 
+// What is written to these descriptors until end()
+struct Captured {
+    std::vector<std::pair<int, int>> saved;                 // a descriptor and a copy of what it was
+    FILE* file = tmpfile();
+
+    explicit Captured(const std::vector<int>& descriptors) {
+        fflush(nullptr);
+        for (int fd : descriptors) {
+            saved.push_back({fd, dup(fd)});
+            dup2(fileno(file), fd);
+        }
+    }
+    Captured(const Captured&) = delete;
+    ~Captured() { end(); fclose(file); }
+    void end() {
+        fflush(nullptr);
+        for (const auto& was : saved) { dup2(was.second, was.first); ::close(was.second); }
+        saved.clear();
+    }
+    std::string text() const {
+        fflush(nullptr);
+        std::string s((size_t)lseek(fileno(file), 0, SEEK_END), '\0');
+        const ssize_t n = pread(fileno(file), &s[0], s.size(), 0);
+        return s.substr(0, n < 0 ? 0 : (size_t)n);
+    }
+};
+
 // Makes an existing file this long; what is new is a hole that takes no disk.
 inline void resize_file(const std::string& path, uint64_t bytes) {
     const bool done = truncate(path.c_str(), (off_t)bytes) == 0;

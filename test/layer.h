@@ -166,6 +166,7 @@ struct AttentionLayer {
     OracleLayer<double> oracle(const std::vector<float>& qkv, int b, int tokens) {
         OracleLayer<double> o = oracle_of(config);
         o.causal = causal;
+        if (config.scaling_factor == 0) { o.stretch = std::max(1.0, (double)stride / config.T_train); }
         o.T = tokens;
         o.NH = s.NH;
         o.C = C;

@@ -17,7 +17,7 @@ static __global__ void poison_shared_kernel(int n) {
 }
 inline void poison_shared() {
     const int n = 48 << 10;
-    launch(poison_shared_kernel, Grid(64, 64, sizeof(float) * n, Stream(0)), n);
+    launch(poison_shared_kernel, Grid(16, 64, sizeof(float) * n, Stream(0)), n);     // for each thread some
 }
 
 // max |got - want|; infinite when any of it is NaN

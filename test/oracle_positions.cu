@@ -26,6 +26,13 @@ template <class R, class F> std::vector<R> each_pair(const OracleLayer<R>& o, F 
     }
     return B;
 }
+// of f(i - j), which is computed once for each distance
+template <class R, class F> std::vector<R> each_distance(const OracleLayer<R>& o, F f) {
+    std::vector<R> of_distance;
+    for (int d = o.causal ? 0 : 1 - o.T; d < o.T; d++) { of_distance.push_back(f(d)); }
+    const int zero = (int)of_distance.size() - o.T;
+    return each_pair(o, [&](int i, int j) { return of_distance[(size_t)(zero + i - j)]; });
+}
 
 // ----------------------------------------------------------------------------------------------------------
 // the registry
@@ -95,10 +102,10 @@ template <bool Log, bool Weighted, char Step> struct CableOracle : NoOracle {
         const std::vector<R> S = oracle_cable_S<Step>(o, h);
         std::vector<R> g(S.size(), R(1));
         for (int i = 0; i < o.T && Weighted; i++) { g[(size_t)i] = oracle_softplus(o.column(i, o.NH + h)); }
+        const bool inside = Log && Weighted && o.value("weight") == 1;
         return each_pair(o, [&](int i, int j) {
             const R D = std::fabs(S[(size_t)i] - S[(size_t)j]), gi = g[(size_t)i];
             if (!Log) { return -gi * D; }
-            const bool inside = Weighted && o.value("weight") == 1;
             return inside ? -std::log(1 + gi * D * gi * D) : -gi * std::log(1 + D * D);
         });
     }
@@ -127,7 +134,7 @@ struct AlibiOracle : NoOracle {
         const bool geometric = o.value("slopes") == 1;      // the paper's code, for every NH
         const double published = oracle_alibi_slopes(o.NH)[(size_t)h];
         const R slope = (R)(geometric ? std::pow(2.0, -8.0 * (h + 1) / o.NH) : published);
-        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
+        return each_distance(o, [&](int d) { return -slope * R(std::abs(d)); });
     }
 };
 inline const bool alibi_oracle = register_oracle<AlibiOracle>("alibi");
@@ -136,7 +143,7 @@ inline const bool alibi_oracle = register_oracle<AlibiOracle>("alibi");
 struct AlibiTrainedOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const R slope = o.parameter("alibi_r", (size_t)h) * (R)oracle_alibi_slopes(o.NH)[(size_t)h];
-        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
+        return each_distance(o, [&](int d) { return -slope * R(std::abs(d)); });
     }
 };
 inline const bool alibi_trained_oracle = register_oracle<AlibiTrainedOracle>("alibi_trained");
@@ -156,7 +163,7 @@ struct AlibiRandomOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const double u = oracle_uniform((uint64_t)o.value("seed"), (uint64_t)h);
         const R slope = (R)(-o.value("mean") * std::log(1 - u));
-        return each_pair(o, [&](int i, int j) { return -slope * R(std::abs(i - j)); });
+        return each_distance(o, [&](int d) { return -slope * R(std::abs(d)); });
     }
 };
 inline const bool alibi_random_oracle = register_oracle<AlibiRandomOracle>("alibi_random");
@@ -165,11 +172,13 @@ inline const bool alibi_random_oracle = register_oracle<AlibiRandomOracle>("alib
 template <bool Queries, bool Keys> struct GrapeOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const R slope = (R)oracle_alibi_slopes(o.NH)[(size_t)h];
+        std::vector<R> of_key((size_t)o.T), of_query((size_t)o.T);
+        for (int t = 0; t < o.T; t++) {
+            if (Keys) { of_key[(size_t)t] = slope * oracle_softplus(o.column(t, h)); }
+            if (Queries) { of_query[(size_t)t] = slope * oracle_softplus(o.column(t, h + (Keys ? o.NH : 0))); }
+        }
         return each_pair(o, [&](int i, int j) {
-            R gates = 0;
-            if (Keys) { gates += slope * oracle_softplus(o.column(j, h)); }
-            if (Queries) { gates += slope * oracle_softplus(o.column(i, h + (Keys ? o.NH : 0))); }
-            return -gates * R(std::abs(i - j));
+            return -(of_key[(size_t)j] + of_query[(size_t)i]) * R(std::abs(i - j));
         });
     }
 };
@@ -219,13 +228,19 @@ struct RopeOracle : NoOracle {
 };
 inline const bool rope_oracle = register_oracle<RopeOracle>("rope");
 
-// Veisi et al.: the pair (2i, 2i+1) of q and k turned by oracle_carope_angle. Columns: z (NH)
+// Veisi et al.: the pair (2i, 2i+1) of q and k turned by the sum of f_u^i over u <= t, f = 1 / (softplus(z) + 1).
+// Columns: z (NH)
 struct CaropeOracle : NoOracle {
     static std::vector<double> rotate(const OracleLayer<double>& o, const std::vector<double>& x, int h, int t,
                                       bool back) {
-        std::vector<double> y = x;
+        std::vector<double> y = x, angles((size_t)o.HS / 2);
+        for (int u = 0; u <= t; u++) {
+            const double f = 1 / (oracle_softplus(o.column(u, h)) + 1);
+            double power = 1;
+            for (double& angle : angles) { angle += power; power *= f; }
+        }
         for (int i = 0; i < o.HS / 2; i++) {
-            const double angle = oracle_carope_angle(o, h, i, t), c = std::cos(angle);
+            const double angle = angles[(size_t)i], c = std::cos(angle);
             const double s = back ? -std::sin(angle) : std::sin(angle);
             const double a = x[(size_t)(2 * i)], b = x[(size_t)(2 * i + 1)];
             y[(size_t)(2 * i)] = a * c - b * s;
@@ -257,8 +272,8 @@ struct T5Oracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const std::vector<R>& table = o.params.at("t5");    // (buckets,NH)
         const int buckets = (int)o.value("buckets"), reach = (int)o.value("distance");
-        return each_pair(o, [&](int i, int j) {
-            return table.at((size_t)(oracle_t5_bucket(i - j, o.causal, buckets, reach) * o.NH + h));
+        return each_distance(o, [&](int d) {
+            return table.at((size_t)(oracle_t5_bucket(d, o.causal, buckets, reach) * o.NH + h));
         });
     }
 };
@@ -272,8 +287,8 @@ struct T5ClipOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const int K = (int)o.value("K");
         const std::vector<R>& table = o.params.at("t5");
-        return each_pair(o, [&](int i, int j) {
-            const int row = o.causal ? std::min(i - j, K) : K + std::max(-K, std::min(i - j, K));
+        return each_distance(o, [&](int d) {
+            const int row = o.causal ? std::min(d, K) : K + std::max(-K, std::min(d, K));
             return table.at((size_t)(row * o.NH + h));
         });
     }
@@ -284,10 +299,10 @@ inline const bool t5_clip_oracle = register_oracle<T5ClipOracle>("t5_clip");
 template <bool Power> struct KerpleOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const R r1 = o.parameter("kerple_r1", (size_t)h), r2 = o.parameter("kerple_r2", (size_t)h);
-        return each_pair(o, [&](int i, int j) {
-            const R distance = (R)std::abs(i - j);
+        return each_distance(o, [&](int d) {
+            const R distance = (R)std::abs(d);
             if (!Power) { return -r1 * std::log(1 + r2 * distance); }
-            return i == j ? R(0) : -r1 * std::pow(distance, r2);
+            return d == 0 ? R(0) : -r1 * std::pow(distance, r2);
         });
     }
 };
@@ -298,9 +313,7 @@ inline const bool kerple_power_oracle = register_oracle<KerpleOracle<true>>("ker
 struct BamOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const R a = o.parameter("bam_a", (size_t)h), b = o.parameter("bam_b", (size_t)h);
-        return each_pair(o, [&](int i, int j) {
-            return -std::exp(a) * std::pow((R)std::abs(i - j) + R(1e-5), b);
-        });
+        return each_distance(o, [&](int d) { return -std::exp(a) * std::pow((R)std::abs(d) + R(1e-5), b); });
     }
 };
 inline const bool bam_oracle = register_oracle<BamOracle>("bam");
@@ -340,9 +353,13 @@ struct FireOracle : NoOracle {
         const std::vector<R> &w1 = o.params.at("fire_w1"), &b1 = o.params.at("fire_b1"), &w2 = o.params.at("fire_w2");
         const R c = std::fabs(o.parameter("fire_c", 0)), L = std::fabs(o.parameter("fire_l", 0)) * 512;
         const R b2 = o.parameter("fire_b2", (size_t)h);
+        std::vector<R> far, norm;                   // of a distance, of max(i, j)
+        for (int t = 0; t < o.T; t++) {
+            far.push_back(std::log(c * t + 1));
+            norm.push_back(std::log(c * std::max(L, (R)t) + 1) + R(1e-6));
+        }
         return each_pair(o, [&](int i, int j) {
-            const R m = std::max(L, (R)(o.causal ? i : std::max(i, j)));
-            const R y = std::log(c * std::abs(i - j) + 1) / (std::log(c * m + 1) + R(1e-6));
+            const R y = far[(size_t)std::abs(i - j)] / norm[(size_t)std::max(i, j)];
             R f = b2;
             for (size_t k = 0; k < 32; k++) { f += w2[(size_t)h * 32 + k] * std::max(R(0), w1[k] * y + b1[k]); }
             return f;

@@ -129,13 +129,6 @@ template <char Step, class R> std::vector<R> oracle_cable_S(const OracleLayer<R>
     return S;
 }
 
-// CARoPE's angle of pair i at position t: the sum of f_u^i over u <= t, f = 1 / (softplus(z) + 1)
-template <class R> R oracle_carope_angle(const OracleLayer<R>& o, int h, int i, int t) {
-    R sum = 0;
-    for (int u = 0; u <= t; u++) { sum += std::pow(1 / (oracle_softplus(o.column(u, h)) + 1), (R)i); }
-    return sum;
-}
-
 // Press et al.: the slopes of n heads
 std::vector<double> oracle_alibi_slopes(int n);
 

@@ -19,26 +19,7 @@ const int PAD_ROWS = 4;             // that qkvw and qkvb have after their last 
 
 const bool in_memory = temporary_in_memory();
 
-// What is written to stderr while it lives.
-struct CaptureStderr {
-    int saved;
-    FILE* file;
-    CaptureStderr() : saved((fflush(stderr), dup(2))), file(tmpfile()) { dup2(fileno(file), 2); }
-    ~CaptureStderr() { restore(); fclose(file); }
-    void restore() {
-        if (saved < 0) { return; }
-        fflush(stderr);
-        dup2(saved, 2);
-        close(saved);
-        saved = -1;
-    }
-    std::string text() {
-        restore();
-        std::string s((size_t)lseek(fileno(file), 0, SEEK_END), '\0');
-        REQUIRE(pread(fileno(file), &s[0], s.size(), 0) == (ssize_t)s.size());
-        return s;
-    }
-};
+struct CaptureStderr : Captured { CaptureStderr() : Captured({2}) {} };
 
 // A value with 7 significant bits, so that bf16 and f16 hold it exactly; every (tensor, layer, row, col) has its own.
 float value(int tensor, int l, size_t row, size_t col) {

@@ -270,6 +270,7 @@ private:
         for (size_t p = 0; p < l.tables.params.size(); p++) {
             std::vector<double>& tensor = o.params[l.tables.params[p].name];
             for (size_t e = 0; e < tensor.size(); e++) {
+                if (oracle_query_slope(o, tensor[e], h, 2) == 0) { continue; }
                 for (int t = 0; t < o.T; t++) {
                     const double slope = oracle_query_slope(o, tensor[e], h, l.seen(b, t, o.T));
                     if (slope == 0) { continue; }

@@ -252,6 +252,67 @@ inline std::string flipped(std::string bytes, size_t at) { bytes[at] = (char)(by
 
 // ----------------------------------------------------------------------------------------------------------
 
+// Tests of both trainers. A run of 200 steps with a guard that skips some updates, so that steps and updates differ
+inline Flags resumable(const Flags& flags) {
+    return flags.with("--weight_decay 0.1 --steps 200 --checkpoint_every 150 --val_every 50 --skip_loss_z 1")
+        .with("--skip_norm_z 0.5 --schedule constant --warmup 10");
+}
+// Leaves that run, which is resumed in the middle, in out().
+inline void check_resumes(Place& place, const Flags& some) {
+    const Flags flags = resumable(some);
+    REQUIRE(place.run(flags).code == 0);
+    const auto unbroken = bits(step_dir(place.out(), 200)), part = bits(step_dir(place.out(), 150));
+    const std::string log = untimed_log(place.out()), main_log = read_file(place.out() + "/main.log");
+    check_each_step_once(place.out(), 200);
+    const Json state = parse_json(unbroken.at("state.json"), "state");
+    REQUIRE(state.at("updates").get<int>() < 200);                                  // it did skip
+    CHECK(state.at("guard").at("spikes").get<int>() + state.at("updates").get<int>() == 200);
+    TempDir::remove(step_dir(place.out(), 200));
+    const Outcome o = place.run(flags.set("--resume", "1"));
+    REQUIRE(o.code == 0);
+    CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 150)));
+    check_same(unbroken, bits(step_dir(place.out(), 200)));
+    check_same(part, bits(step_dir(place.out(), 150)));
+    CHECK(untimed_log(place.out()) == log);
+    CHECK(read_file(place.out() + "/main.log") == main_log);
+}
+
+inline void check_same_on_any_threads(Place& place) {
+    // shapes that no tile divides, several slabs of rows, five micro-batches
+    const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
+    const auto train = [&](const std::string& change) {
+        const std::string out = place / change;
+        INFO(change);
+        REQUIRE(place.run(flags.with(change).set("--out", out)).code == 0);
+        return out;
+    };
+    const std::string first = train("--threads 2");
+    const auto a = bits(step_dir(first, 6));
+    for (const char* change : {"--threads 1", "--threads 4", "--recompute 0", "--recompute 2"}) {
+        INFO(change);
+        check_same(a, bits(step_dir(train(change), 6)));
+    }
+    for (const char* change : {"--B 1", "--B 5", "--B 15"}) {
+        INFO(change);
+        const std::vector<double> x = losses(first), y = losses(train(change));
+        REQUIRE((x.size() == 6 && y.size() == 6));
+        for (size_t i = 0; i < 6; i++) { CHECK(std::fabs(x[i] - y[i]) <= 2e-6 * x[i]); }
+    }
+    CHECK(bits(step_dir(train("--seed 43"), 6)).at("model.safetensors") != a.at("model.safetensors"));
+}
+
+inline void check_overfits(Place& place, const std::string& flags) {
+    for (const char* pos : {"cable", "rope"}) {
+        INFO(pos);
+        const std::string out = place / pos;
+        REQUIRE(place.run(place.base.set("--pos", pos).with("-a 1 --lr 1e-2 --final_lr 0.1 --B 2 --val_every 0")
+                              .with("--checkpoint_every 0").with(flags).set("--out", out)).code == 0);
+        const std::vector<double> x = losses(out);
+        CHECK(x[0] > 5);
+        CHECK(x.back() < 0.1);
+    }
+}
+
 // Runs the program with $FAULTS (test/faults.c), which must strike.
 inline Outcome run_with_faults(Place& place, const Flags& flags, const char* faults) {
     setenv("LD_PRELOAD", "build/faults.so", 1);

@@ -238,24 +238,9 @@ TEST_CASE("bert_run: resumed in a fresh process, the bits are those of an unbrok
     for (const char* pos : {"cable", "learned"}) {
         INFO(pos);
         Bert place;
-        // with a guard that skips some updates
-        const Flags flags =
-            place.base.set("--pos", pos)
-                .with("--weight_decay 0.1 --total_batch 256 --steps 200 --checkpoint_every 150 --val_every 50")
-                .with("--skip_loss_z 1 --skip_norm_z 0.5 --schedule constant --warmup 10");
-        REQUIRE(place.run(flags).code == 0);
-        const auto unbroken = bits(step_dir(place.out(), 200)), part = bits(step_dir(place.out(), 150));
-        const std::string log = untimed_log(place.out());
-        check_each_step_once(place.out(), 200);
-        CHECK(parse_json(unbroken.at("state.json"), "state").at("updates").get<int>() < 200);   // it did skip
-        TempDir::remove(step_dir(place.out(), 200));
-        const Outcome o = place.run(flags.set("--resume", "1"));
-        REQUIRE(o.code == 0);
-        CHECK(contains(o.out, "resumed from " + step_dir(place.out(), 150)));
-        check_same(unbroken, bits(step_dir(place.out(), 200)));
-        check_same(part, bits(step_dir(place.out(), 150)));
-        CHECK(untimed_log(place.out()) == log);
-        check_refused(place, {flags.with("--resume 1 --mask_share 0.3"),
+        const Flags flags = place.base.set("--pos", pos).with("--total_batch 256");
+        check_resumes(place, flags);
+        check_refused(place, {resumable(flags).with("--resume 1 --mask_share 0.3"),
                               {"--mask_share 0.3", "0.15", "--allow_change mask_share"}});
     }
 }
@@ -290,27 +275,7 @@ TEST_CASE("bert_run: contrastive training resumes to the same bits", "[bert_run]
 
 TEST_CASE("bert_run: threads and recomputing change no bit, micro-batches only rounding", "[bert_run]") {
     Bert place;
-    // shapes that no tile divides, several slabs of rows, five micro-batches
-    const Flags flags = place.base.with("--T 37 --B 3 --total_batch 555 --model 2,2,40 --steps 6");
-    REQUIRE(place.run(flags.set("--out", place / "a")).code == 0);
-    const auto a = bits(step_dir(place / "a", 6));
-    const std::pair<const char*, const char*> changes[] = {
-        {"--threads", "1"}, {"--threads", "4"}, {"--recompute", "0"}, {"--recompute", "2"}};
-    for (const auto& change : changes) {
-        const std::string out = place / (std::string(change.first) + change.second);
-        INFO(change.first << " " << change.second);
-        REQUIRE(place.run(flags.set(change.first, change.second).set("--out", out)).code == 0);
-        check_same(a, bits(step_dir(out, 6)));
-    }
-    for (const char* B : {"1", "5", "15"}) {                // the masked tokens depend only on the sample
-        INFO("--B " << B);
-        REQUIRE(place.run(flags.set("--B", B).set("--out", place / (std::string("B") + B))).code == 0);
-        const std::vector<double> x = losses(place / "a"), y = losses(place / (std::string("B") + B));
-        REQUIRE((x.size() == 6 && y.size() == 6));
-        for (size_t i = 0; i < 6; i++) { CHECK(std::fabs(x[i] - y[i]) <= 2e-6 * x[i]); }
-    }
-    REQUIRE(place.run(flags.set("--seed", "43").set("--out", place / "seed")).code == 0);
-    CHECK(bits(step_dir(place / "seed", 6)).at("model.safetensors") != a.at("model.safetensors"));
+    check_same_on_any_threads(place);                       // the masked tokens depend only on the sample
 }
 
 TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is learned by heart", "[bert_run]") {
@@ -326,18 +291,7 @@ TEST_CASE("bert_run: masks are drawn anew for each sample, and one batch is lear
     const std::vector<double> same = losses(place / "same");
     CHECK(std::set<double>(same.begin(), same.end()).size() == 1);
     CHECK(same[0] == fresh[0]);
-    for (const char* pos : {"cable", "rope"}) {
-        INFO(pos);
-        const std::string out = place / pos;
-        const Flags overfit =
-            place.base.set("--pos", pos).set("--out", out).with("--model 2,2,32 -a 1 --steps 150 --lr 1e-2 --B 2")
-                .with("--final_lr 0.1 --val_every 0 --checkpoint_every 0");
-        REQUIRE(place.run(overfit).code == 0);
-        const std::vector<double> x = losses(out);
-        REQUIRE(x.size() == 150);
-        CHECK(x[0] > 5);
-        CHECK(x.back() < 0.1);
-    }
+    check_overfits(place, "--model 2,2,32 --steps 150");
 }
 
 // ----------------------------------------------------------------------------------------------------------

@@ -92,26 +92,7 @@ struct Planted {
 
 const bool in_memory = temporary_in_memory();
 
-// stdout and stderr go to a file meanwhile.
-struct Quiet {
-    int saved[2];
-    FILE* file;
-    Quiet() : file(tmpfile()) {
-        fflush(nullptr);
-        for (int i = 0; i < 2; i++) { saved[i] = dup(1 + i); dup2(fileno(file), 1 + i); }
-    }
-    ~Quiet() {
-        fflush(nullptr);
-        for (int i = 0; i < 2; i++) { dup2(saved[i], 1 + i); ::close(saved[i]); }
-        fclose(file);
-    }
-    std::string text() const {
-        fflush(nullptr);
-        std::string s((size_t)lseek(fileno(file), 0, SEEK_END), '\0');
-        const ssize_t n = pread(fileno(file), &s[0], s.size(), 0);
-        return s.substr(0, n < 0 ? 0 : (size_t)n);
-    }
-};
+struct Quiet : Captured { Quiet() : Captured({1, 2}) {} };
 
 // Two tensors that take a few sectors of a disk; what it holds is a function of `seed`.
 struct Tiny {
