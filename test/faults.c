@@ -5,9 +5,8 @@
 //                                          after it; the first is reported on stderr. N = 0: it is only counted
 //   FAULT_COUNTS=FILE                      gets the number of calls that each of the faults has seen, in 8 bytes each
 //
-// CALL: a name of faults.h, or "any" of those; memory (also for a thread), flock, statvfs, waitpid, clock.
-// WHAT: an errno; "short": a write takes half its bytes; "kill": SIGKILL. statvfs:N:0 answers with a file system of 0
-// blocks, clock:N:WHAT with this time in seconds.
+// CALL: a name of faults.h; memory (also for a thread), flock, statvfs, waitpid, clock.
+// WHAT: an errno. statvfs:N:0 answers with a file system of 0 blocks, clock:N:WHAT with this time in seconds.
 #define _GNU_SOURCE
 #undef _FORTIFY_SOURCE          // it makes the headers define open()
 #undef _FILE_OFFSET_BITS        // 64: open() in this file would be open64()
@@ -16,7 +15,6 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -35,17 +33,17 @@
 #define REAL(name) ((__typeof__(&name))dlsym(RTLD_NEXT, #name))
 enum { MOST = 4, FILES = 256 };
 
-struct Fault { char call[16]; long n, what; int always, halves, kills; };
+struct Fault { char call[16]; long n, what; int always; };
 static struct Fault faults[MOST];
 static int planted;
 static atomic_long own_counts[MOST], *counts = own_counts;
 
 // The fault that strikes this call, or NULL
-static const struct Fault* struck(const char* call, const char* path, int disk) {
+static const struct Fault* struck(const char* call, const char* path) {
     const struct Fault* hit = NULL;
     for (int i = 0; i < planted; i++) {
         const struct Fault* f = &faults[i];
-        if (strcmp(f->call, call) != 0 && !(disk && strcmp(f->call, "any") == 0)) { continue; }
+        if (strcmp(f->call, call) != 0) { continue; }
         const long n = atomic_fetch_add(&counts[i], 1) + 1;
         if (n == f->n) { dprintf(STDERR_FILENO, "FAULTS: %s number %ld, %s\n", call, n, path); }
         if (n == f->n || (f->always && f->n > 0 && n > f->n)) { hit = f; }
@@ -64,9 +62,7 @@ static int fails(struct IoCall* c) {
     if (io_hook != NULL) {
         error = io_hook(c);
     } else {
-        const struct Fault* f = struck(c->name, c->path, 1);
-        if (f != NULL && f->kills) { raise(SIGKILL); }
-        if (f != NULL && f->halves) { c->bytes -= c->bytes / 2; }
+        const struct Fault* f = struck(c->name, c->path);
         error = f == NULL ? 0 : (int)f->what;
     }
     if (error != 0) { errno = error; }
@@ -138,7 +134,7 @@ void* __libc_realloc(void*, size_t);
 void* __libc_memalign(size_t, size_t);
 
 static int no_memory(void) {
-    const struct Fault* f = struck("memory", "", 0);
+    const struct Fault* f = struck("memory", "");
     if (f != NULL) { errno = (int)f->what; }
     return f != NULL;
 }
@@ -161,7 +157,7 @@ int pthread_create(pthread_t* thread, const pthread_attr_t* attributes, void* (*
 // services that a system may lack
 
 static int lacks(const char* call) {
-    const struct Fault* f = struck(call, "", 0);
+    const struct Fault* f = struck(call, "");
     if (f != NULL) { errno = (int)f->what; }
     return f != NULL;
 }
@@ -176,7 +172,7 @@ int clock_gettime(clockid_t clock, struct timespec* t) {
     static __typeof__(&clock_gettime) real;
     if (real == NULL) { real = REAL(clock_gettime); }
     const int result = real(clock, t);
-    const struct Fault* f = clock == CLOCK_REALTIME ? struck("clock", "", 0) : NULL;
+    const struct Fault* f = clock == CLOCK_REALTIME ? struck("clock", "") : NULL;
     if (f != NULL) { t->tv_sec = f->what; }
     return result;
 }
@@ -184,7 +180,7 @@ int clock_gettime(clockid_t clock, struct timespec* t) {
 // ----------------------------------------------------------------------------------------------------------
 // $FAULTS
 
-static const char CALLS[] = " open write truncate fsync close rename unlink rmdir mkdir any "
+static const char CALLS[] = " open write truncate fsync close rename unlink rmdir mkdir "
                             "memory flock statvfs waitpid clock ";
 
 static void plant(const char* text) {
@@ -195,11 +191,9 @@ static void plant(const char* text) {
         int read = 0;
         const int fields = sscanf(text, "%15[a-z]:%ld:%23[^: ]%n:%7[a-z]%n", f.call, &f.n, what, &read, often, &read);
         f.always = strcmp(often, "always") == 0;
-        f.halves = strcmp(what, "short") == 0;
-        f.kills = strcmp(what, "kill") == 0;
-        if (!f.halves && !f.kills) { f.what = strtol(what, &end, 10); }
+        f.what = strtol(what, &end, 10);
         snprintf(name, sizeof(name), " %s ", f.call);
-        const int known = strstr(CALLS, name) != NULL && (f.halves || f.kills || *end == '\0');
+        const int known = strstr(CALLS, name) != NULL && *end == '\0';
         const int repeats = f.always || strcmp(often, "once") == 0, ends = text[read] == '\0' || text[read] == ' ';
         if (fields < 3 || f.n < 0 || !known || !repeats || !ends || planted == MOST) {
             dprintf(STDERR_FILENO, "FAULTS: expected CALL:N:WHAT[:always], got %s\n", text);

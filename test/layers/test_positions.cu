@@ -549,20 +549,6 @@ TEST_CASE("what encodings refuse", "[positions]") {
     CHECK(throws_with([&] { position_tables(yarn, d); }, "expected rope with p = 1") == EXIT_BAD_INPUT);
     yarn.scaling = RopeScaling::LongRoPE;
     CHECK(throws_with([&] { position_tables(yarn, d); }, "longrope: expected rope with p = 1") == EXIT_BAD_INPUT);
-    PositionConfig longrope = parse_position("rope", 4);
-    longrope.scaling = RopeScaling::LongRoPE;
-    draw_factors(longrope, 4);
-    CHECK_NOTHROW(position_tables(longrope, d));
-    longrope.T_original = 1;
-    CHECK(throws_with([&] { position_tables(longrope, d); }, "at least 2 tokens, got 1") == EXIT_BAD_INPUT);
-    longrope.T_original = 4;
-    for (std::vector<double>* factors : {&longrope.short_factor, &longrope.long_factor}) {
-        const std::vector<double> kept = *factors;
-        factors->push_back(1);
-        CHECK(throws_with([&] { position_tables(longrope, d); }, "2 numbers, one for each pair of a head's 4 channels")
-              == EXIT_BAD_INPUT);
-        *factors = kept;
-    }
     CHECK(throws_with([&] { tables("t5_clip:K=2.5"); }, "whole number") == EXIT_BAD_INPUT);
     for (const char* K : {"0x10", "inf", "nan", " 5", "5x", "-5", "0", ""}) {
         CHECK(throws_with([&] { parse_position(std::string("t5_clip:K=") + K, 4); },

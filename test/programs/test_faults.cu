@@ -522,9 +522,8 @@ namespace {
 struct Training : TempDir {
     std::string text;                   // what it printed
     int threads = max_threads();
-    std::string program;                                // runs in a process of its own; "": in this one
 
-    explicit Training(const std::string& program = "") : program(program) {
+    Training() {
         std::string words;
         for (int i = 0; i < 60; i++) {
             const char* others = i % 3 == 0 ? "sees what " : "came before it.\n";
@@ -544,17 +543,7 @@ struct Training : TempDir {
         w.insert(w.end(), more.begin(), more.end());
         return w;
     }
-    // The program as a process, with these variables set before it
-    int start(const std::string& variables, const std::vector<std::string>& more) {
-        std::string command = variables + " " + program;
-        const std::vector<std::string> w = words(more);
-        for (size_t i = 1; i < w.size(); i++) { command += " " + w[i]; }
-        const int status = system((command + " >'" + (*this / "text") + "' 2>&1").c_str());
-        text = read_file(*this / "text");
-        return WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    }
     int run(const std::vector<std::string>& more = {}) {
-        if (!program.empty()) { return start("OMP_WAIT_POLICY=passive", more); }
         const Quiet quiet;
         const int code = trains(more);
         text = quiet.text();
@@ -605,8 +594,8 @@ struct Training : TempDir {
 struct Reference {
     std::string bits, log;
     long calls;
-    explicit Reference(const std::string& program = "") {
-        Training t(program);
+    Reference() {
+        Training t;
         const Planted counted(Strike::Error);       // at no call
         const int code = t.run();
         INFO(t.text);
@@ -773,47 +762,5 @@ TEST_CASE("faults: how many checkpoints there will be is known at the start", "[
         INFO("every " << r.o.checkpoint_every << ", keep " << r.o.keep << ", steps " << r.o.steps << " from "
                       << r.state.step);
         CHECK(checkpoints_to_come(r) == (int64_t)(most - before));
-    }
-}
-
-// The program itself, with the library before it
-TEST_CASE("faults: the program itself, at the calls that $FAULTS names", "[faults]") {
-    const char* path = getenv("TRAIN_GPT2");
-    const std::string program = path != nullptr && *path != '\0' ? path : "./train_gpt2";
-    const Reference reference(program);                 // by the same compilation of the kernels
-    const struct { const char* call; int error; const char *what, *wanted; int code; } runs[] = {
-        {"write:9", ENOSPC, "", "", 0},
-        {"write:9", ENOSPC, ":always", "error: step 6 is not saved: ", EXIT_BAD_INPUT},
-        {"fsync:4", EIO, ":once", "warning: step 2 is not saved: ", 0},
-        {"any:40", 0, "short:always", "saved ", 0},
-        {"write:3", EINTR, "", "", 0},                     // of the log
-        {"rename:2", 0, "kill", "", 128 + SIGKILL},
-        {"unlink:1", EDQUOT, "", "old checkpoints could not be deleted", 0},
-        // fsync number 6 is that of step 2's model
-        {"fsync:6", ENOSPC, "", "warning: step 2 is not saved: a checkpoint needs 1.", 0},
-        {"fsync:6", 0, "kill", "/.tmp_step_00000002/model.safetensors", 128 + SIGKILL}};
-    for (const auto& r : runs) {
-        Training t(program);
-        const std::string call = r.call, error = r.error == 0 ? "" : std::to_string(r.error);
-        const std::string fault = call + ":" + error + r.what, name = call.substr(0, call.find(':'));
-        const int code = t.start("OMP_WAIT_POLICY=passive LD_PRELOAD=build/faults.so FAULTS=" + fault, {});
-        const std::string text = t.text;
-        INFO(fault << ": exit code " << code << "\n" << text);
-        CHECK(code == r.code);
-        CHECK(contains(text, "FAULTS: "));
-        CHECK((name == "any" || contains(text, "FAULTS: " + name + " number " + call.substr(name.size() + 1) + ", ")));
-        CHECK(contains(text, r.wanted));
-        CHECK((!contains(text, "warning") || (r.error != 0 && r.error != EINTR)));
-        if (code == 0) {
-            CHECK(std::to_string(t.last_saved()) + read_file(t.out() + "/main.log").substr(0, 4) == "6s:0 ");
-        }
-        const int saved = t.last_saved();
-        CHECK(reference.resumed(t, saved) == "");
-        CHECK((saved == 0 || contains(t.text, "resumed from ")));
-    }
-    for (const char* fault : {"wrote:9:28", "write:-1:28", "write:1:ENOSPC", "write:1:28:twice", "write:1"}) {
-        Training t(program);
-        CHECK(t.start(std::string("LD_PRELOAD=build/faults.so FAULTS=") + fault, {}) == 99);
-        CHECK(contains(t.text, "FAULTS: expected CALL:N:WHAT[:always], got "));
     }
 }
