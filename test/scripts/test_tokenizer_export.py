@@ -1,5 +1,4 @@
-"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint, and the trainer reads what transformers
-splits into several files.
+"""test_tokenizer_export.py -- transformers reads the tokenizer of a checkpoint.
 
 The trainers write checkpoints with every kind of tokenizer. AutoTokenizer gives the golden ids, and ids whose tokens
 --dump_bias shows.
@@ -189,40 +188,6 @@ class TestBERT(Exported):
         self.check_ids(tokenizer, [(t, list(t.encode())) for t in TEXTS])
         self.assertEqual(tokenizer("a [MASK]")["input_ids"], [257, 97, 32, 259, 258])
         self.assertEqual(tokenizer.pad_token_id, 256)
-
-
-@unittest.skipUnless(has_torch, "SKIPPED: PyTorch is not installed; set PYTORCH_PYTHON to a python3 that has it")
-class TestShards(Exported):
-    def evaluate(self, name, directory):
-        """what the trainer computes with a model that transformers saved"""
-        out = self.path("eval_" + os.path.basename(directory))
-        command = [program(name), "--load", directory, "--val_files", self.path("t.txt"), "--eval_lengths", "8,16",
-                   "--threads", "1", "--out", out]
-        done = subprocess.run(command, capture_output=True, text=True)
-        self.assertEqual(done.returncode, 0, done.stderr)
-        return [r["loss"] for r in self.records("extrapolation", out)]
-
-    def check(self, name, model):
-        self.write("t.txt", "what came before it " * 20)
-        model.save_pretrained(self.path("whole"))
-        model.save_pretrained(self.path("split"), max_shard_size="20KB")
-        shards = [file for file in os.listdir(self.path("split")) if file.endswith(".safetensors")]
-        self.assertGreater(len(shards), 2)
-        self.assertFalse(os.path.exists(self.path("split/model.safetensors")))
-        whole, split = (self.evaluate(name, self.path(d)) for d in ("whole", "split"))
-        self.assertEqual(len(whole), 2)
-        self.assertEqual(whole, split)                  # the whole file is compared with PyTorch in test_exports.py
-
-    @needs("train_gpt2")
-    def test_gpt2(self):
-        config = transformers.GPT2Config(vocab_size=256, n_positions=16, n_embd=32, n_layer=2, n_head=2)
-        self.check("train_gpt2", transformers.GPT2LMHeadModel(config))
-
-    @needs("train_bert")
-    def test_bert(self):
-        config = transformers.BertConfig(vocab_size=260, max_position_embeddings=16, hidden_size=32,
-                                         num_hidden_layers=2, num_attention_heads=2, intermediate_size=128)
-        self.check("train_bert", transformers.BertForMaskedLM(config))
 
 
 if __name__ == "__main__":
