@@ -112,10 +112,11 @@ void check_oracle(Layer& l, Random& random) {
 }
 
 void test_layer(Random& random, const std::string& name, LayerShape s, bool causal,
-                const std::vector<int>& lengths = {}) {
-    INFO(layer_text(name, s, causal, lengths));
+                const std::vector<int>& lengths = {}, AttentionMask mask = {}) {
+    INFO(layer_text(name, s, causal, lengths) << ", window " << mask.window << ", sinks " << mask.sinks);
     Layer l(name, s, causal, random);
     if (!lengths.empty()) { l.set_lengths(lengths); }
+    l.view.mask = mask;
     const std::vector<float> qkv = l.draw_qkv(random);
     check_layer(l, qkv, l.draw_dout(random));
 }
@@ -299,21 +300,6 @@ TEST_CASE("attention: t5's buckets other than the default ones", "[attention]") 
 // ----------------------------------------------------------------------------------------------------------
 // windows and sinks
 
-namespace {
-
-void test_mask(Random& random, const std::string& name, LayerShape s, bool causal, AttentionMask mask,
-               const std::vector<int>& lengths = {}) {
-    INFO("window " << mask.window << ", sinks " << mask.sinks);
-    INFO(layer_text(name, s, causal, lengths));
-    Layer l(name, s, causal, random);
-    if (!lengths.empty()) { l.set_lengths(lengths); }
-    l.view.mask = mask;
-    const std::vector<float> qkv = l.draw_qkv(random);
-    check_layer(l, qkv, l.draw_dout(random));
-}
-
-} // namespace
-
 TEST_CASE("attention oracle: with a window and sinks its backward is its forward's derivative", "[attention][mask]") {
     Random random;
     INFO(random);
@@ -359,12 +345,12 @@ TEST_CASE("attention: a window and sinks, every encoding, both directions", "[at
     for (const std::string& name : encodings()) {
         const bool slow = find_oracle(name).slow;
         for (bool causal : directions(name)) {
-            test_mask(random, name, {1, 21, 2, 8}, causal, {1, 0});
-            test_mask(random, name, {2, 37, 2, 8}, causal, {7, 3}, {37, 20});
+            test_layer(random, name, {1, 21, 2, 8}, causal, {}, {1, 0});
+            test_layer(random, name, {2, 37, 2, 8}, causal, {37, 20}, {7, 3});
             if (slow) { continue; }
-            test_mask(random, name, {1, 130, 1, 16}, causal, {5, 0});
-            test_mask(random, name, {1, 130, 1, 16}, causal, {33, 40});
-            test_mask(random, name, {2, 110, 1, 16}, causal, {32, 1}, {110, 65});
+            test_layer(random, name, {1, 130, 1, 16}, causal, {}, {5, 0});
+            test_layer(random, name, {1, 130, 1, 16}, causal, {}, {33, 40});
+            test_layer(random, name, {2, 110, 1, 16}, causal, {110, 65}, {32, 1});
         }
     }
 }

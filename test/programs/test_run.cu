@@ -1653,7 +1653,7 @@ TEST_CASE("run: data that is read twice, or trained on and measured on, is named
     const std::string train = in + "/a_train.bin", val = in + "/a_val.bin";
     for (const std::string& dir : {in + "/.hidden", other}) { io_mkdirs(dir); }
     auto ids = ids_below(300, 40000);
-    for (const std::string& name : {"/a_train.bin", "/.a_train.bin", "/.hidden/b_train.bin"}) {
+    for (const char* name : {"/a_train.bin", "/.a_train.bin", "/.hidden/b_train.bin"}) {
         write_file(in + name, shard(ids, 300, 40000));
     }
     ids.back() = 0;                                             // another shard, with the same beginning
