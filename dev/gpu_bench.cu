@@ -86,8 +86,7 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
         launch(normal_kernel, Grid::over(m, stream), dout, m, s.C, s.C, 1.0f, (uint32_t)(2 * k + 2));
         float *S_offset = b.S_offset[k].get(rows), *g = b.g[k].get(rows);
         double* S_origin = b.S_origin[k].get(BNH * ceil_div(s.T, CABLE_CHUNK));
-        launch(cable_forward_kernel, Grid(BNH, 128, 0, stream), S_offset, S_origin, g, (const bf16*)qkv,
-               QkvShape{s.T, NH, s.HS, OC}, s.T, 0, CableStep::Relu, true);
+        cable_forward(S_offset, S_origin, g, qkv, {s.T, NH, s.HS, OC}, B, s.T, 0, CableStep::Relu, true, stream);
         p.qkv = qkv, p.out = b.out[k].get(m), p.lse = b.lse[k].get(rows), p.dout = dout, p.dqkv = b.dqkv.get(n);
         p.B = B, p.T = p.stride = s.T, p.NH = NH, p.HS = s.HS, p.OC = OC, p.scale = 1.0f / sqrtf((float)s.HS);
         p.slopes = b.slopes.p;

@@ -35,15 +35,12 @@ template <class F> __device__ inline void each(float* x, int begin, int end, F f
 
 // Calls f(t, sum of value(begin .. t)) for the tokens begin .. end-1, by all threads of a block; returns the last sum
 template <class Value, class F> __device__ inline double running_sums(int begin, int end, Value value, F f) {
-    __shared__ double last;                                 // the sum up to these blockDim.x tokens' last
     double before = 0.0;
     for (int base = begin; base < end; base += blockDim.x) {
         const int t = base + (int)threadIdx.x;
         const double sum = before + block_scan(t < end ? value(t) : 0.0);
         if (t < end) { f(t, sum); }
-        if (threadIdx.x == blockDim.x - 1) { last = sum; }
-        __syncthreads();
-        before = last;
+        before = block_sum(threadIdx.x == blockDim.x - 1 ? sum : 0.0);      // the last thread's
     }
     return before;
 }
@@ -63,36 +60,48 @@ __device__ inline void suffix_sums(float* x, int T) {
     __syncthreads();
 }
 
-// One block per (batch, head): b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1.
+// One block per (batch, head) and chunk, from the chunk `first` on: b, g and S_offset of the tokens before `end`. The
+// chunk's sum goes to the next chunk's S_origin.
 __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g, const floatX* qkv, QkvShape shape,
-                                     int T, int t0, CableStep step, bool weighted) {
+                                     int first, int end, CableStep step, bool weighted) {
     const auto [stride, NH, HS, OC] = shape;
-    const size_t bh = blockIdx.x;
-    S_offset += bh * stride;                                // this head's rows
-    g += bh * stride;
-    S_origin += bh * ceil_div(stride, CABLE_CHUNK);         // laid out for the whole capacity
+    const int chunks = ceil_div(end, CABLE_CHUNK) - first;
+    const size_t bh = blockIdx.x / chunks;
+    const int chunk = first + (int)(blockIdx.x % chunks);
+    const int start = chunk * CABLE_CHUNK;
+    const int next = imin(start + CABLE_CHUNK, end);
     const floatX* z = qkv + bh / NH * stride * OC + 3 * shape.C() + bh % NH;   // u is NH columns further
-    // A chunk is always summed from its first token, for equal bits: the chunk of token t0 - 1 is summed once more,
-    // from its z and u in qkv.
-    int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
-    double origin = start == 0 ? 0.0 : S_origin[start / CABLE_CHUNK];          // the sum that enters the chunk
-    __syncthreads();
-    for (; start < t0 + T; start += CABLE_CHUNK) {
-        const int end = imin(start + CABLE_CHUNK, t0 + T);
-        if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
-        // 1. b and g; z and u are gathered first, because strided loads do not vectorize
-        float* b = S_offset;                                // until S takes its place
-        float* u = g;                                       // until g does
-        for (int t = start + (int)threadIdx.x; t < end; t += blockDim.x) {
-            b[t] = (float)z[(size_t)t * OC];
-            u[t] = weighted ? (float)z[(size_t)t * OC + NH] : 0.0f;
-        }
-        each(b, start, end, [step](float z) { return cable_b(step, z); });
-        each(u, start, end, [weighted](float x) { return weighted ? softplus(x) : 1.0f; });
-        // 2. the running sum of b
-        const auto b_of = [b](int t) { return (double)b[t]; };
-        origin += running_sums(start, end, b_of, [&](int t, double sum) { S_offset[t] = (float)sum; });
+    S_origin += bh * ceil_div(stride, CABLE_CHUNK) + chunk;                    // laid out for the whole capacity
+    // 1. b and g; z and u are gathered first, because strided loads do not vectorize
+    float* b = S_offset + bh * stride;                      // until S takes its place
+    float* u = g + bh * stride;                             // until g does
+    for (int t = start + (int)threadIdx.x; t < next; t += blockDim.x) {
+        b[t] = (float)z[(size_t)t * OC];
+        u[t] = weighted ? (float)z[(size_t)t * OC + NH] : 0.0f;
     }
+    each(b, start, next, [step](float z) { return cable_b(step, z); });
+    each(u, start, next, [weighted](float x) { return weighted ? softplus(x) : 1.0f; });
+    // 2. the running sum of b
+    const auto b_of = [b](int t) { return (double)b[t]; };
+    const double all = running_sums(start, next, b_of, [b](int t, double sum) { b[t] = (float)sum; });
+    if (threadIdx.x == 0 && chunk == 0) { S_origin[0] = 0.0; }
+    if (threadIdx.x == 0 && next < end) { S_origin[1] = all; }
+}
+// One thread per (batch, head) adds its chunks' sums in order.
+__global__ void cable_origin_kernel(double* S_origin, int capacity, int chunks) {
+    double* origin = S_origin + (size_t)blockIdx.x * capacity;
+    for (int c = 1; c < chunks; c++) { origin[c] += origin[c - 1]; }
+}
+// b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1. A chunk is always summed from its first token,
+// for equal bits: the chunk of token t0 - 1 is summed once more, from its z and u in qkv.
+inline void cable_forward(float* S_offset, double* S_origin, float* g, const floatX* qkv, QkvShape shape, int B, int T,
+                          int t0, CableStep step, bool weighted, Stream stream) {
+    const int first = imax(t0 - 1, 0) / CABLE_CHUNK, chunks = ceil_div(t0 + T, CABLE_CHUNK) - first;
+    const int capacity = ceil_div(shape.stride, CABLE_CHUNK);
+    const size_t heads = (size_t)B * shape.NH;
+    const Grid grid(heads * chunks, 128, 0, stream);
+    launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, shape, first, t0 + T, step, weighted);
+    if (chunks > 1) { launch(cable_origin_kernel, Grid(heads, 1, 0, stream), S_origin + first, capacity, chunks); }
 }
 
 // One block per (batch, head): dz and du, the extra columns of dqkv, from dS and dg. dS is overwritten.
@@ -221,8 +230,7 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
         if (flash_skips(Bias::flash)) { declare_key_max(*this, t); }
     }
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
-        const Grid grid((size_t)B * v.NH, 128, 0, stream);
-        launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, v.qkv_shape(v.stride), T, t0, Step, Weighted);
+        cable_forward(S_offset, S_origin, g, qkv, v.qkv_shape(v.stride), B, T, t0, Step, Weighted, stream);
         update_key_max(*this, qkv, B, T, t0, stream);
     }
     void begin_backward(const floatX*, int B, int T, Stream stream) const {

@@ -13,7 +13,7 @@
 
 #include "base/math.h"
 
-// losses (N) float32; hits (N): 1 for a hit, else 0; null spares a GPU a pass. logits (N,Vp), Vp a multiple of 8,
+// losses (N) float32; hits (N): 1 for a hit, else 0; may be null. logits (N,Vp), Vp a multiple of 8,
 // become their gradient if `backward`; targets (N)
 void classifier(float* losses, float* hits, floatX* logits, const int* targets, float dloss, size_t N, int V,
                 int Vp, bool backward, Stream stream);
@@ -34,6 +34,7 @@ template <class Logit> __device__ inline float exp_from(float x, float top) {
 struct RowSoftmax { float target_logit, rival, top, sum; };
 template <class Logit>
 __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool wants_rival) {
+    constexpr bool FINDS = ON_GPU && sizeof(Logit) == 4;            // evaluation: the rival in the sum's pass
     RowSoftmax row = {(float)x[target], -INFINITY, (float)x[target], 0.0f};
     const int packed = V / PACK * PACK;                             // V need not be a multiple of a pack
     const auto find_rival = [&] {
@@ -44,19 +45,22 @@ __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool
         row.top = row.target_logit > row.rival ? row.target_logit : row.rival;
     };
     const auto add_up = [&] {
+        const auto add = [&](float* s, int v, float logit) {
+            s[0] += exp_from<Logit>(logit, row.top);
+            if (FINDS && v != target) { row.rival = fmaxf(row.rival, logit); }
+        };
         const auto packs = sums_over<1>(threadIdx.x, packed / PACK, blockDim.x, [&](float* s, int k) {
             const Pack<PACK> xs = load_pack<PACK>(x + k * PACK);
             UNROLL
-            for (float v : xs.x) { s[0] += exp_from<Logit>(v, row.top); }
+            for (int e = 0; e < PACK; e++) { add(s, k * PACK + e, xs.x[e]); }
         });
-        const auto rest = sums_over<1>(packed + threadIdx.x, V, blockDim.x, [&](float* s, int v) {
-            s[0] += exp_from<Logit>((float)x[v], row.top);
-        });
+        const auto rest = sums_over<1>(packed + threadIdx.x, V, blockDim.x, [&](float* s, int v) { add(s, v, x[v]); });
         row.sum = block_sum(packs.x[0] + rest.x[0]);
+        if (FINDS) { row.rival = block_max(row.rival); }
     };
-    // To find the largest logit costs a pass. A GPU takes the target's logit as top, unless the sum becomes so large
-    // that dloss / sum might be denormal, or infinite.
-    if (!ON_GPU || wants_rival) { find_rival(); }
+    // To find the largest logit first costs a pass. A GPU takes the target's logit as top, unless the sum becomes so
+    // large that dloss / sum might be denormal, or infinite.
+    if (!ON_GPU || (wants_rival && !FINDS)) { find_rival(); }
     add_up();
     if (ON_GPU && !(row.sum < 1e19f)) {
         find_rival();

@@ -1,4 +1,4 @@
-// cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, in the CUDA build.
+// cublaslt.cuh -- matrix products by NVIDIA's cuBLASLt. Only matmul.cuh includes it, after MatmulArgs.
 //
 // Sums are float32 (without TF32); the bias and the addend are added before the one rounding to the output's type.
 // NVIDIA promises equal bits for one library, GPU and algorithm, on one stream with one workspace. The algorithm is the
@@ -14,21 +14,6 @@
 
 #include "base/matrix.cuh"
 
-// out (M,N) = A (M,K) B (K,N) + bias (N) + added (M,N); bias and added may be null, added may be out
-struct LtProduct {
-    void* out;
-    const void* added;              // of out's type
-    int row;                        // elements from a row of out or added to the next
-    Matrix<const floatX> A, B;      // row-major or transposed
-    const floatX* bias;
-    bool into_float;                // out is float32; else floatX
-    Epilogue epilogue = Epilogue::None;
-    void* extra = nullptr;          // the epilogue's
-
-    int M() const { return A.rows; }
-    int N() const { return B.cols; }
-    int K() const { return A.cols; }
-};
 inline bool is_transposed(const Matrix<const floatX>& m) { return m.col_stride != 1; }
 // the length of a row of the array
 inline int leading_dimension(const Matrix<const floatX>& m) { return is_transposed(m) ? m.col_stride : m.row_stride; }
@@ -54,14 +39,14 @@ inline CublasLt& cublaslt() {
 }
 
 // The key of a product's plan
-inline std::array<int, 7> lt_key(const LtProduct& p) {
+inline std::array<int, 7> lt_key(const MatmulArgs& p) {
     const int transposed = is_transposed(p.A) + 2 * is_transposed(p.B);
     const int arrays = 8 * (p.bias != nullptr) + 16 * (p.added != nullptr);
     const int flags = transposed + 4 * p.into_float + arrays + 32 * (int)p.epilogue;
-    return {p.M(), p.N(), p.K(), leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
+    return {p.A.rows, p.B.cols, p.A.cols, leading_dimension(p.A), leading_dimension(p.B), flags, p.row};
 }
 // For messages: "(64,128) = (64,32) x (32,128) transposed + bias, 2-byte floats"
-inline std::string product_text(const LtProduct& p) {
+inline std::string product_text(const MatmulArgs& p) {
     auto operand = [](const Matrix<const floatX>& m) {
         return strprintf("(%d,%d)%s", m.rows, m.cols, is_transposed(m) ? " transposed" : "");
     };
@@ -69,11 +54,11 @@ inline std::string product_text(const LtProduct& p) {
     const char* added = p.added != nullptr ? " + an array" : "";
     const char* into = p.into_float ? " into float32" : "";
     const char* epilogue[] = {"", " and its GELU", " times GELU's slope"};
-    return strprintf("(%d,%d) = %s x %s%s%s%s, %zu-byte floats%s", p.M(), p.N(), operand(p.A).c_str(),
+    return strprintf("(%d,%d) = %s x %s%s%s%s, %zu-byte floats%s", p.A.rows, p.B.cols, operand(p.A).c_str(),
                      operand(p.B).c_str(), bias, added, epilogue[(int)p.epilogue], sizeof(floatX), into);
 }
 // Dies of cuBLASLt's error; `what`: the call
-inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p) {
+inline void lt_check(cublasStatus_t status, const char* what, const MatmulArgs& p) {
     if (status == CUBLAS_STATUS_SUCCESS) { return; }
     die(status == CUBLAS_STATUS_ALLOC_FAILED ? EXIT_OUT_OF_MEMORY : EXIT_DEVICE,
         "%.*s: %s, in the product %s; CUBLASLT_LOG_LEVEL=2 in the environment makes cuBLASLt say more",
@@ -82,7 +67,7 @@ inline void lt_check(cublasStatus_t status, const char* what, const LtProduct& p
 #define LT_CHECK(call) lt_check(call, #call, p)
 
 // cuBLASLt counts columns first, so it gets out^T = B^T A^T, whose arrays are the same: `first` is B, `second` A.
-inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataType_t type, const LtProduct& p) {
+inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataType_t type, const MatmulArgs& p) {
     cublasLtMatrixLayout_t layout = nullptr;
     const int rows = is_transposed(m) ? m.rows : m.cols;        // the array's, columns first
     const int cols = is_transposed(m) ? m.cols : m.rows;
@@ -90,7 +75,7 @@ inline cublasLtMatrixLayout_t lt_layout(const Matrix<const floatX>& m, cudaDataT
     return layout;
 }
 // Puts this call's bias and extra into the plan; everything else in a plan depends only on shapes
-inline void lt_set_arrays(const LtPlan& plan, const LtProduct& p) {
+inline void lt_set_arrays(const LtPlan& plan, const MatmulArgs& p) {
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* array) {
         if (array == nullptr) { return; }
         LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, &array, sizeof(array)));
@@ -99,7 +84,7 @@ inline void lt_set_arrays(const LtPlan& plan, const LtProduct& p) {
     set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER, p.extra);
 }
 // Describes p to cuBLASLt: the operation and the three layouts
-inline void lt_describe(LtPlan& plan, const LtProduct& p) {
+inline void lt_describe(LtPlan& plan, const MatmulArgs& p) {
     const cudaDataType_t type = std::is_same<floatX, float>::value ? CUDA_R_32F : CUDA_R_16BF;
     const cudaDataType_t out_type = p.into_float ? CUDA_R_32F : type;
     const cublasOperation_t op_first = is_transposed(p.B) ? CUBLAS_OP_T : CUBLAS_OP_N;
@@ -109,22 +94,21 @@ inline void lt_describe(LtPlan& plan, const LtProduct& p) {
     LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof(op_second)));
     const cublasLtEpilogue_t plain = p.bias != nullptr ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DEFAULT;
     const cublasLtEpilogue_t epilogues[] = {plain, CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU};
-    const cublasLtEpilogue_t epilogue = epilogues[(int)p.epilogue];
     const int64_t row = p.row;
     const auto set = [&](cublasLtMatmulDescAttributes_t attribute, const void* value, size_t bytes) {
         LT_CHECK(cublasLtMatmulDescSetAttribute(plan.op, attribute, value, bytes));
     };
-    if (epilogue != CUBLASLT_EPILOGUE_DEFAULT) { set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof(epilogue)); }
+    set(CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogues[(int)p.epilogue], sizeof(plain));
     if (p.bias != nullptr) { set(CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof(type)); }
     if (p.extra != nullptr) { set(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &row, sizeof(row)); }
     lt_set_arrays(plan, p);
     plan.first = lt_layout(p.B, type, p);
     plan.second = lt_layout(p.A, type, p);
-    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.N(), (uint64_t)p.M(), p.row));
+    LT_CHECK(cublasLtMatrixLayoutCreate(&plan.out, out_type, (uint64_t)p.B.cols, (uint64_t)p.A.rows, p.row));
 }
 
 // The plan for all products of p's shape, with the heuristic's first algorithm
-inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
+inline LtPlan lt_plan(const CublasLt& lt, const MatmulArgs& p) {
     LtPlan plan;
     lt_describe(plan, p);
     cublasLtMatmulPreference_t preference;
@@ -158,12 +142,13 @@ inline LtPlan lt_plan(const CublasLt& lt, const LtProduct& p) {
     return plan;
 }
 
-// Computes p. false: the portable kernel must, because the library's fast kernels need rows that start on 16 bytes.
-inline bool cublaslt_product(const LtProduct& p, Stream stream) {
+// Computes p. false: the portable kernel must, without an epilogue: the library's fast kernels need rows that start on
+// 16 bytes.
+inline bool cublaslt_product(const MatmulArgs& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;
     const void* arrays[] = {p.out, p.added, p.A.data, p.B.data, p.bias, p.extra};
-    bool aligned = rows && p.N() % unit == 0 && p.row % unit == 0;
+    bool aligned = rows && p.B.cols % unit == 0 && p.row % unit == 0;
     for (const void* x : arrays) { aligned = aligned && (uintptr_t)x % 16 == 0; }
     if (!aligned) { return false; }
     CublasLt& lt = cublaslt();

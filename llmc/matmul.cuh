@@ -42,22 +42,31 @@ void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const 
                   Stream stream);
 
 #if !defined(LAYERS_ELSEWHERE)
-// A (M,K) B (K,N), either rounded into out (M,N) together with what is added to it, or added to sum (M,N)
+// What cuBLASLt may do to a product's float32 sums in registers, before it rounds them; GELU is GPT-2's form
+enum class Epilogue {
+    None,
+    Gelu,                           // extra (M,N) gets A B + bias, rounded, and out the GELU of the sums themselves
+    GeluSlope                       // out = A B times GELU's slope at extra (M,N)
+};
+// out (M,N) = A (M,K) B (K,N) + bias (N) + added (M,N), rounded once; bias and added may be null
 struct MatmulArgs {
-    floatX* out;                    // null: the product is added to sum
-    float* sum;
-    int row;                        // elements from a row of out, residual or sum to the next
-    Matrix<const floatX> A, B;
-    const floatX* bias;             // (N), added to each row of out; may be null
-    const floatX* residual;         // (M,N), added to out; may be null
-    int tile_m, tile_n;             // the part of the output that one block computes
+    void* out;                      // floatX; into_float: float32
+    const void* added;              // of out's type; into_float: out or null
+    int row;                        // elements from a row of out or added to the next
+    Matrix<const floatX> A, B;      // row-major or transposed
+    const floatX* bias = nullptr;
+    bool into_float = false;
+    Epilogue epilogue = Epilogue::None;
+    void* extra = nullptr;          // the epilogue's
+    int tile_m = 0, tile_n = 0;     // the part of the output that one block of matmul_kernel computes
 };
 
 // What is added to element (m,n) of the product
 __device__ inline float matmul_addend(const MatmulArgs& p, int m, int n) {
+    const size_t at = (size_t)m * p.row + n;
     const float bias = p.bias != nullptr ? (float)p.bias[n] : 0.0f;
-    const float residual = p.residual != nullptr ? (float)p.residual[(size_t)m * p.row + n] : 0.0f;
-    return bias + residual;
+    if (p.added == nullptr) { return bias + 0.0f; }
+    return bias + (p.into_float ? ((const float*)p.added)[at] : (float)((const floatX*)p.added)[at]);
 }
 
 #if defined(CUDA_BUILD)
@@ -80,8 +89,9 @@ __device__ inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Ma
     for (int m = 0; m < M; m++) {
         for (int n = threadIdx.x; n < N; n += blockDim.x) {
             const size_t at = (size_t)(m0 + m) * p.row + n0 + n;
-            if (p.sum != nullptr) { p.sum[at] += c(m, n); }
-            else { p.out[at] = (floatX)(matmul_addend(p, m0 + m, n0 + n) + c(m, n)); }
+            const float sum = matmul_addend(p, m0 + m, n0 + n) + c(m, n);
+            if (p.into_float) { ((float*)p.out)[at] = sum; }
+            else { ((floatX*)p.out)[at] = (floatX)sum; }
         }
     }
 }
@@ -98,18 +108,17 @@ inline void matmul_tile(const MatmulArgs& p, int m0, int n0, const Matrix<const 
                         const Matrix<const floatX>& B) {
     const int M = A.rows, N = B.cols;
     // 1. the addends, then the product on top: in place, or in shared memory if out is bf16
-    const bool rounds = p.sum == nullptr && sizeof(floatX) != sizeof(float);
+    const bool rounds = !p.into_float && sizeof(floatX) != sizeof(float);
     float* panels = dynamic_shared();
-    float* all = p.sum != nullptr ? p.sum : (float*)p.out;
-    const Matrix<float> whole = view(all, p.A.rows, p.B.cols, p.row);
+    const Matrix<float> whole = view((float*)p.out, p.A.rows, p.B.cols, p.row);
     const Matrix<float> out = rounds ? view(panels + gemm_panels(p.tile_m), M, N) : block(whole, m0, M, n0, N);
-    for (int m = 0; m < M && p.sum == nullptr; m++) {
+    for (int m = 0; m < M && !(p.into_float && p.added != nullptr); m++) {
         for (int n = 0; n < N; n++) { out(m, n) = matmul_addend(p, m0 + m, n0 + n); }
     }
     gemm(out, A, B, panels);
     // 2. the sums are rounded to floatX once
     for (int m = 0; m < M && rounds; m++) {
-        floatX* to = p.out + (size_t)(m0 + m) * p.row + n0;
+        floatX* to = (floatX*)p.out + (size_t)(m0 + m) * p.row + n0;
         for (int n = 0; n < N; n++) { to[n] = (floatX)out(m, n); }
     }
 }
@@ -123,12 +132,6 @@ __global__ void matmul_kernel(MatmulArgs p) {
     matmul_tile(p, m0, n0, block(p.A, m0, p.tile_m, 0, p.A.cols), block(p.B, 0, p.B.rows, n0, p.tile_n));
 }
 
-// What cuBLASLt may do to a product's float32 sums in registers, before it rounds them; GELU is GPT-2's form
-enum class Epilogue {
-    None,
-    Gelu,                           // extra (M,N) gets A B + bias, rounded, and out the GELU of the sums themselves
-    GeluSlope                       // out = A B times GELU's slope at extra (M,N)
-};
 // The epilogues that a bf16 build uses, added up: 1 GELU's backward, 2 its forward.
 // docs/gpu.md, "Epilogues", says what each does to the bits and to the time.
 #if !defined(STEP_EPILOGUES)
@@ -138,21 +141,14 @@ constexpr int EPILOGUES = ON_GPU && sizeof(floatX) == 2 ? STEP_EPILOGUES : 0;
 
 #if defined(CUDA_BUILD)
 #include "cublaslt.cuh"        // the emulator has a stand-in for the library
-// false: the portable kernel must compute p, without an epilogue
-inline bool matmul_by_library(const MatmulArgs& p, Stream stream, Epilogue epilogue, void* extra) {
-    const bool into_float = p.sum != nullptr;       // a gradient of weights, which accumulates in float32
-    void* out = into_float ? (void*)p.sum : (void*)p.out;
-    const void* added = into_float ? (const void*)p.sum : (const void*)p.residual;
-    return cublaslt_product({out, added, p.row, p.A, p.B, p.bias, into_float, epilogue, extra}, stream);
-}
 #else
-inline bool matmul_by_library(const MatmulArgs&, Stream, Epilogue, void*) { return false; }
+inline bool cublaslt_product(const MatmulArgs&, Stream) { return false; }
 #endif
 // p with an epilogue that is bit `which` of EPILOGUES; false: nothing was done
-inline bool matmul_with(Epilogue epilogue, int which, void* extra, const MatmulArgs& p, Stream stream) {
+inline bool matmul_with(int which, const MatmulArgs& p, Stream stream) {
     if ((EPILOGUES & which) == 0 || p.A.rows == 0) { return false; }
     const ProfiledLaunch profiled("matmul_kernel", stream, p.A.rows, p.B.cols, p.A.cols);
-    return matmul_by_library(p, stream, epilogue, extra);
+    return cublaslt_product(p, stream);
 }
 
 inline void matmul_launch(MatmulArgs p, Stream stream) {
@@ -161,7 +157,7 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
     check(p.A.cols == p.B.rows, "a product of a (%d,%d) and a (%d,%d) matrix", M, p.A.cols, p.B.rows, N);
     if (M == 0 || N == 0) { return; }
     const ProfiledLaunch profiled("matmul_kernel", stream, M, N, p.A.cols);     // cuBLASLt's or the portable one
-    if (matmul_by_library(p, stream, Epilogue::None, nullptr)) { return; }
+    if (cublaslt_product(p, stream)) { return; }
     // tiles of equal size, at least 8 of them if that leaves each at least 128 rows or columns
     int down = ceil_div(M, MATMUL_TILE_M);          // tiles in a column of tiles
     int across = ceil_div(N, MATMUL_TILE_N);        // and in a row
@@ -179,22 +175,24 @@ inline void matmul_launch(MatmulArgs p, Stream stream) {
 
 LAUNCHER void matmul(floatX* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
                      const floatX* residual, Stream stream, int row) {
-    matmul_launch({out, nullptr, row == 0 ? B.cols : row, A, B, bias, residual, 0, 0}, stream);
+    matmul_launch({out, residual, row == 0 ? B.cols : row, A, B, bias}, stream);
 }
 LAUNCHER void matmul_add(float* sum, const Matrix<const floatX>& A, const Matrix<const floatX>& B, Stream stream) {
-    matmul_launch({nullptr, sum, B.cols, A, B, nullptr, nullptr, 0, 0}, stream);
+    matmul_launch({sum, sum, B.cols, A, B, nullptr, true}, stream);
 }
 
 // One block per row of out.
 __global__ void bias_rows_kernel(float* out, const floatX* bias, int N) {
     float* row = out + (size_t)blockIdx.x * N;      // (N)
-    for (int n = threadIdx.x; n < N; n += blockDim.x) { row[n] = bias != nullptr ? (float)bias[n] : 0.0f; }
+    for (int n = threadIdx.x; n < N; n += blockDim.x) { row[n] = (float)bias[n]; }
 }
 LAUNCHER void matmul_float(float* out, const Matrix<const floatX>& A, const Matrix<const floatX>& B, const floatX* bias,
                            Stream stream) {
-    if (sizeof(floatX) == sizeof(float)) { return matmul((floatX*)out, A, B, bias, nullptr, stream); }
-    launch(bias_rows_kernel, Grid((size_t)A.rows, 256, 0, stream), out, bias, B.cols);
-    matmul_add(out, A, B, stream);
+    if (bias != nullptr && sizeof(floatX) != sizeof(float)) {       // cuBLASLt wants a bias of out's type
+        launch(bias_rows_kernel, Grid((size_t)A.rows, 256, 0, stream), out, bias, B.cols);
+        return matmul_add(out, A, B, stream);
+    }
+    matmul_launch({out, nullptr, B.cols, A, B, bias, true}, stream);
 }
 
 LAUNCHER void matmul_forward(floatX* out, const Matrix<const floatX>& inp, const Matrix<const floatX>& weight,
@@ -215,8 +213,8 @@ LAUNCHER void matmul_backward(floatX* dinp, float* dweight, float* dbias, float*
 
 LAUNCHER bool matmul_gelu_forward(floatX* out, floatX* pre, const Matrix<const floatX>& inp,
                                   const Matrix<const floatX>& weight, const floatX* bias, bool fuse, Stream stream) {
-    const MatmulArgs p = {out, nullptr, weight.rows, inp, transposed(weight), bias, nullptr, 0, 0};
-    if (fuse && matmul_with(Epilogue::Gelu, 2, pre, p, stream)) { return true; }
+    const MatmulArgs p = {out, nullptr, weight.rows, inp, transposed(weight), bias, false, Epilogue::Gelu, pre};
+    if (fuse && matmul_with(2, p, stream)) { return true; }
     matmul_forward(pre, inp, weight, bias, nullptr, stream);
     gelu_forward(out, pre, (size_t)inp.rows * weight.rows, Gelu::Tanh, stream);
     return false;
@@ -226,8 +224,8 @@ LAUNCHER bool matmul_gelu_backward(floatX* dpre, float* dpre_sum, float* dweight
                                    const Matrix<const floatX>& weight, Stream stream) {
     const int N = inp.rows, C = inp.cols;
     const Matrix<const floatX> d = view(dout, N, weight.rows);
-    const MatmulArgs p = {dpre, nullptr, C, d, weight, nullptr, nullptr, 0, 0};
-    const bool fused = matmul_with(Epilogue::GeluSlope, 1, const_cast<floatX*>(pre), p, stream);
+    const MatmulArgs p = {dpre, nullptr, C, d, weight, nullptr, false, Epilogue::GeluSlope, const_cast<floatX*>(pre)};
+    const bool fused = matmul_with(1, p, stream);
     matmul_backward(fused ? nullptr : dpre, dweight, dbias, scratch, dout, nullptr, inp, weight, stream);
     if (fused) { add_row_sums(dpre_sum, scratch, view(dpre, N, C), stream); }
     else { gelu_backward(dpre, dpre_sum, scratch, dpre, pre, (size_t)N, C, Gelu::Tanh, stream); }

@@ -44,8 +44,8 @@ struct AttentionProblem {
           qkv(host_qkv), dout(host_dout), S_offset(n), g(n), dS(n), dg(n),
           S_origin(heads * ceil_div(T, CABLE_CHUNK)),
           bias{{}, S_offset, g, S_origin, dS, dg, T, ceil_div(T, CABLE_CHUNK)} {
-        launch(cable_forward_kernel, Grid(heads, 128, 0, device_stream()), (float*)S_offset, (double*)S_origin,
-               (float*)g, (const floatX*)qkv, QkvShape{T, NH, HS, dims.OC}, T, 0, CableStep::Relu, true);
+        cable_forward(S_offset, S_origin, g, qkv, {T, NH, HS, dims.OC}, (int)B, T, 0, CableStep::Relu, true,
+                      device_stream());
     }
     // z is small, so that the bias leaves the far keys some weight
     std::vector<floatX> draw() const {

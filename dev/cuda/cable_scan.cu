@@ -188,18 +188,17 @@ void cable_scan3(const Scan& p, Stream stream) {
 }
 
 // ----------------------------------------------------------------------------------------------------------
-// rung 4, shipped: one launch, which can be resumed
+// rung 4, shipped: a forward that can be resumed, a backward in one launch
 //
-// The chunks and origins of rung 3, but one block per (batch, head) that takes its chunks in turn. A model has
-// hundreds of (batch, head) pairs, which fill a GPU; and a block that carries the sum itself needs no second kernel
-// and can continue at any token t0: it sums the chunk of the token before once more, so a prefill, then token after
-// token, gives the S of one long call. Both ways it scans in float64: an error of a chunk's total would enter all later
-// origins, and dS, whose sum is 0, cancels.
+// The chunks and origins of rung 3, but the forward can continue at any token t0: it sums the chunk of the token before
+// once more, so a prefill, then token after token, gives the S of one long call. The backward has one block per (batch,
+// head) that takes its chunks in turn: the long texts of evaluation, with few heads, have no backward. Both scan in
+// float64: an error of a chunk's total would enter all later origins, and dS, whose sum is 0, cancels.
 
 void cable_scan4(const Scan& p, Stream stream) {
     const Grid grid(p.heads(), CABLE_CHUNK, 0, stream);
     const QkvShape shape = {p.T, p.NH, p.C / p.NH, p.OC};
-    launch(cable_forward_kernel, grid, p.S_offset, p.S_origin, p.g, p.qkv, shape, p.T, 0, CableStep::Relu, false);
+    cable_forward(p.S_offset, p.S_origin, p.g, p.qkv, shape, p.B, p.T, 0, CableStep::Relu, false, stream);
     launch(cable_backward_kernel, grid, p.dqkv, p.dS, p.dg, p.qkv, shape, CableStep::Relu, false);
 }
 

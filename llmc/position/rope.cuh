@@ -188,8 +188,7 @@ struct Rope : Encoding {
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         const int R = turned(*v.config, v.HS);
         if (has_clock(*v.config)) {                         // g = 1 goes to dS, which is scratch
-            launch(cable_forward_kernel, Grid((size_t)B * v.NH, 128, 0, stream), S_offset, S_origin, dS, qkv,
-                   v.qkv_shape(v.stride), T, t0, CableStep::Relu, false);
+            cable_forward(S_offset, S_origin, dS, qkv, v.qkv_shape(v.stride), B, T, t0, CableStep::Relu, false, stream);
             turn_by_clock<false>(qkv, nullptr, B, T, t0, v.stride, stream);
             return;
         }
@@ -263,10 +262,12 @@ struct Rope : Encoding {
 //   backward: dS_ti = q_2i dq_2i+1 - q_2i+1 dq_2i + the same of k, q and dq turned
 //     d(f_t^i) = sum_{k>=t} dS_ki     df = sum_i i f^(i-1) d(f^i)     dz = -df f^2 sigmoid(z)
 //
-// S is summed in float64. saves S_origin (B,NH,HS/2,ceil(T/128)) float64, S before each chunk of 128 tokens; inside a
-// chunk the backward sums again.
+// f and S are float64: a long text sums the error of f. saves S_origin (B,NH,HS/2,ceil(T/128)), S before each chunk of
+// 128 tokens; inside a chunk the backward sums again.
 
-__device__ inline float carope_f(float z) { return fast_reciprocal(1.0f + softplus(z)); }
+__device__ inline double carope_f(double z) {
+    return 1.0 / (1.0 + fmax(z, 0.0) + portable_log1p(portable_exp(-fabs(z))));
+}
 // x^n
 __device__ inline double whole_power(double x, int n) {
     double y = 1.0;
@@ -298,7 +299,7 @@ static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, con
     for (; start < t0 + T; start += CABLE_CHUNK) {
         if (threadIdx.x == 0) { S_origin[start / CABLE_CHUNK] = origin; }
         const auto power = [&](int t) {
-            return whole_power((double)carope_f((float)qkv[z + (size_t)t * shape.OC]), i);
+            return whole_power(carope_f((float)qkv[z + (size_t)t * shape.OC]), i);
         };
         origin += running_sums(start, imin(start + CABLE_CHUNK, t0 + T), power, [&](int t, double offset) {
             if (t < t0) { return; }                         // turned already
@@ -328,7 +329,7 @@ static __global__ void carope_backward_kernel(floatX* dqkv, const float* dS, con
     const size_t z = bh / NH * T * OC + 3 * NH * HS + bh % NH;
     for (int t = threadIdx.x; t < T; t += blockDim.x) {
         const float zt = (float)qkv[z + (size_t)t * OC];
-        const float f = carope_f(zt);
+        const float f = (float)carope_f(zt);
         float df = 0.0f;
         float power = 1.0f;                                 // f^(i-1)
         for (int i = 1; i < HS / 2; i++) {

@@ -35,8 +35,8 @@ template <class Bias> struct Case {
           table(normals((size_t)NH * toeplitz_columns(T, causal), 3)),
           dtable{zeros((size_t)BNH * toeplitz_columns(T, causal)), zeros((size_t)BNH * toeplitz_columns(T, causal))},
           S_origin((size_t)BNH * ceil_div(T, CABLE_CHUNK)) {
-        launch(cable_forward_kernel, Grid((size_t)BNH, 128, 0, stream), S_offset.p, S_origin.p, g.p,
-               (const floatX*)qkv.p, QkvShape{T, NH, HS, OC}, T, 0, false, true);
+        cable_forward(S_offset.p, S_origin.p, g.p, (const floatX*)qkv.p, {T, NH, HS, OC}, B, T, 0, CableStep::Relu,
+                      true, stream);
     }
     static DeviceArray<float> zeros(size_t n) { return DeviceArray<float>(Floats(n, 0.0f)); }
     // side 0: portable, 1: tensor cores
@@ -192,8 +192,8 @@ KERNEL_TEST("flash backward: dS and dg of 16,320 equal pairs") {
         FlashQueries* queries = (FlashQueries*)scratch.p;
         dS.set(Floats((size_t)T, 0.0f));
         const Grid one(1, FLASH_THREADS, flash_backward_shared(HS, false), stream);
-        const Grid rows((size_t)T * (HS / 8) / FLASH_THREADS, FLASH_THREADS, 0, stream);
-        launch(flash_backward_prepare_kernel<Kind, HS>, rows, queries, args);
+        const Grid tiles((size_t)T / FLASH_TILE, FLASH_THREADS, 0, stream);
+        launch(flash_backward_prepare_kernel<Kind, HS>, tiles, queries, args);
         launch(flash_backward_dkdv_kernel<false, Kind, HS, false>, one, args, queries);
         launch(flash_backward_dq_kernel<false, Kind, HS, false>, one, args, queries, FlashSlabs());
     };

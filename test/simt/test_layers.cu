@@ -408,16 +408,16 @@ static void check_cable(bool softplus_b, bool weighted) {
         for (int i = 0; i < BNH * T; i++) { got[i] = origin[i / T * chunks + i % T / CABLE_CHUNK] + offset[i]; }
         return got;
     };
-    const Grid grid(BNH, 128, 0, stream);
+    const CableStep step = softplus_b ? CableStep::Softplus : CableStep::Relu;
     const QkvShape shape = {T, NH, C / NH, OC};
-    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, shape, T, 0, softplus_b, weighted);
+    cable_forward(S_offset.p, S_origin.p, g.p, qkv.p, shape, B, T, 0, step, weighted, stream);
     const Doubles whole = computed();
     EXPECT_CLOSE(whole, S, EXACT);
     EXPECT_CLOSE(g.host(), G, EXACT);
     // a second call continues from token 96, with the same bits
-    launch(cable_forward_kernel, grid, S_offset.p, S_origin.p, g.p, qkv.p, shape, T - 97, 97, softplus_b, weighted);
+    cable_forward(S_offset.p, S_origin.p, g.p, qkv.p, shape, B, T - 97, 97, step, weighted, stream);
     EXPECT(computed() == whole, "S continued is not S at once");
-    launch(cable_backward_kernel, grid, dqkv.p, dS.p, dg.p, qkv.p, shape, softplus_b, weighted);
+    launch(cable_backward_kernel, Grid(BNH, 128, 0, stream), dqkv.p, dS.p, dg.p, qkv.p, shape, step, weighted);
     EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
 }
 KERNEL_TEST("streams: the exchange comes before the step's own work") {

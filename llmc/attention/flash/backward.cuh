@@ -23,63 +23,68 @@
 #include "bias.cuh"
 
 // ----------------------------------------------------------------------------------------------------------
-// prepare: FlashQueries with row_dot, for the two kernels: (B*NH,tiles,flash_variants), padded after T
+// prepare: FlashQueries with row_dot, for the two kernels: (B*NH,tiles,flash_variants), padded after T. One block per
+// tile; the heads of a tile are neighbours, as their rows of out and dout are
 
 template <FlashBias Kind, int HS>
 __global__ void flash_backward_prepare_kernel(FlashQueries* queries, FlashArgs args) {
     constexpr int ROW_THREADS = HS / 8;                     // of a row, a piece of 16 bytes each; args.HS / 8 have data
-    const int piece = threadIdx.x % ROW_THREADS;
-    const int rows = round_up(args.T, FLASH_TILE);
-    const int C = args.NH * args.HS;
-    const size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / ROW_THREADS;       // of (B,rows,NH)
-    const size_t bt = row / args.NH;
-    const size_t h = row % args.NH;
-    const size_t b = bt / rows;
-    const size_t t = bt % rows;
-    const size_t bh = b * args.NH + h;
+    constexpr int STEP = FLASH_THREADS / ROW_THREADS;       // rows at a time
+    __shared__ float row_dots[FLASH_TILE];
+    const int tiles = ceil_div(args.T, FLASH_TILE);
+    const int h = (int)blockIdx.x % args.NH;
+    const int first = (int)blockIdx.x / args.NH % tiles * FLASH_TILE;
+    const int b = (int)blockIdx.x / args.NH / tiles;
+    const int bh = b * args.NH + h;
     // 1. row_dot = out.dout: of each piece, then summed over the row's threads
-    float row_dot = 0.0f;
-    if (b < (size_t)args.B && t < (size_t)args.T && piece * 8 < args.HS) {
-        const size_t at = (b * args.T + t) * C + h * args.HS + piece * 8;
-        const FlashPiece out = *(const FlashPiece*)(args.out + at);
-        const FlashPiece dout = *(const FlashPiece*)(args.dout + at);
-        UNROLL
-        for (int k = 0; k < 4; k++) {
-            row_dot += unpack_lo(out.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(out.x[k]) * unpack_hi(dout.x[k]);
+    const int piece = threadIdx.x % ROW_THREADS;
+    const int row0 = threadIdx.x / ROW_THREADS;
+    size_t at = ((size_t)(b * args.T + first + row0) * args.NH + h) * args.HS + piece * 8;
+    for (int r = row0; r < row0 + FLASH_TILE; r += STEP, at += STEP * args.NH * args.HS) {
+        float row_dot = 0.0f;
+        if (first + r < args.T && piece * 8 < args.HS) {
+            const FlashPiece out = *(const FlashPiece*)(args.out + at);
+            const FlashPiece dout = *(const FlashPiece*)(args.dout + at);
+            UNROLL
+            for (int k = 0; k < 4; k++) {
+                row_dot += unpack_lo(out.x[k]) * unpack_lo(dout.x[k]) + unpack_hi(out.x[k]) * unpack_hi(dout.x[k]);
+            }
         }
+        UNROLL
+        for (int o = ROW_THREADS / 2; o > 0; o /= 2) { row_dot += shuffle_xor(row_dot, o); }
+        if (piece == 0) { row_dots[r] = row_dot; }
     }
-    UNROLL
-    for (int o = ROW_THREADS / 2; o > 0; o /= 2) { row_dot += shuffle_xor(row_dot, o); }
-    if (b >= (size_t)args.B || piece != 0) { return; }
-    // 2. the query, its S counted from the chunk's origin
+    __syncthreads();
+    if (threadIdx.x >= FLASH_TILE) { return; }
+    // 2. a thread's query, its S counted from the chunk's origin
     FlashQuery query = {-INFINITY, 0.0f, 0.0f, 0.0f};
-    if (t < (size_t)args.T) {
-        const size_t at = bh * args.stride + t;
-        const float lse = args.lse[at];
+    const int r = threadIdx.x;
+    const int t = first + r;
+    if (t < args.T) {
+        const float lse = args.lse[(size_t)bh * args.stride + t];
         if (lse != -INFINITY) {                             // else padding, or a query without keys: P stays 0
             query.start = -lse / args.scale;
-            query.minus_dot = -row_dot;
+            query.minus_dot = -row_dots[r];
         }
         FlashTerms<Kind>::fill(query, args, bh, h, t);
     }
-    FlashQueries* tile = queries + (bh * rows + t) / FLASH_TILE * flash_variants(Kind);
-    tile[FROM_CHUNK].row[t % FLASH_TILE] = query;
+    FlashQueries* tile = queries + ((size_t)bh * tiles + first / FLASH_TILE) * flash_variants(Kind);
+    tile[FROM_CHUNK].row[r] = query;
     if (flash_variants(Kind) == 1) { return; }
     // 3. the same, counted from the tile's first row and from its last
-    const float* S = args.S_offset + bh * args.stride;
+    const float* S = args.S_offset + (size_t)bh * args.stride;
     const float raw = query.place;
-    const int first = (int)t / FLASH_TILE * FLASH_TILE;
     const int last = imin(first + FLASH_TILE, args.T) - 1;
     const float start = query.start;
     const float weight = FlashTerms<Kind>::SIGNED ? query.weight : 0.0f;
     query.place = raw - S[first];                           // for keys on the left
     query.start = start - weight * query.place;
-    tile[FROM_FIRST].row[t % FLASH_TILE] = query;
+    tile[FROM_FIRST].row[r] = query;
     query.place = raw - S[last];                            // for keys on the right
     query.start = start + weight * query.place;
-    tile[FROM_LAST].row[t % FLASH_TILE] = query;
-    if (t % FLASH_TILE == 0) {                              // one thread per tile stores these origins
-        const double origin = args.S_origin[bh * ceil_div(args.stride, CABLE_CHUNK) + t / CABLE_CHUNK];
+    tile[FROM_LAST].row[r] = query;
+    if (r == 0) {                                           // one thread stores these origins
+        const double origin = args.S_origin[(size_t)bh * ceil_div(args.stride, CABLE_CHUNK) + first / CABLE_CHUNK];
         tile[FROM_CHUNK].from = FlashS::of(origin);
         tile[FROM_FIRST].from = FlashS::of(origin + (double)S[first]);
         tile[FROM_LAST].from = FlashS::of(origin + (double)S[last]);
@@ -867,13 +872,12 @@ void flash_backward_of(const FlashArgs& args, float* scratch, Stream stream, int
     const int tiles = ceil_div(args.T, FLASH_TILE);
     FlashQueries* queries = (FlashQueries*)scratch;
     FlashSlabs slabs = {(float*)(queries + BNH * tiles * flash_variants(Kind)), 0, 0};
-    const size_t prepare_blocks = BNH * tiles * FLASH_TILE * (HS / 8) / FLASH_THREADS;      // HS/8 threads per query
     constexpr int FREE_DKDV = FlashDkdv<Causal, Kind, HS, Masked>::FREE;    // nvcc: of the form without wgmma
     constexpr int FREE_DQ = FlashDq<Causal, Kind, HS, Masked>::FREE;
     const auto grid = [&](int tiles, int free) {
         return Grid(BNH * tiles, FLASH_THREADS, flash_backward_shared(HS, free >= 0 && !runs_wgmma()), stream);
     };
-    launch(flash_backward_prepare_kernel<Kind, HS>, Grid(prepare_blocks, FLASH_THREADS, 0, stream), queries, args);
+    launch(flash_backward_prepare_kernel<Kind, HS>, Grid(BNH * tiles, FLASH_THREADS, 0, stream), queries, args);
     launch(flash_backward_dkdv_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DKDV), args, queries);
     const auto launch_dq = [&](int tiles) {
         launch(flash_backward_dq_kernel<Causal, Kind, HS, Masked>, grid(tiles, FREE_DQ), args, queries, slabs);
