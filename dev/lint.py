@@ -50,7 +50,7 @@ LIBM_ALLOWED = {
     "llmc/position/ssmax.cuh": "log log log",           # once per token; on the host
     "llmc/position/added.cuh": "pow sin cos",           # once per channel of a table, in double
     "llmc/position/rope.cuh":                           # on the host; in double: an angle, its sin and cos
-        "pow pow pow log log log1p log1p exp exp sin sin sin cos cos cos",
+        "pow pow pow log log log log1p exp exp sin sin sin cos cos cos",
     "llmc/position/fire.cuh": "log1p",                  # once per entry of a table, in double
     "llmc/position/toeplitz.cuh": "pow pow cos exp2 log",   # once per head, bucket, thread, or frequency and distance
 }

@@ -87,10 +87,10 @@ __global__ void cable_forward_kernel(float* S_offset, double* S_origin, float* g
     if (threadIdx.x == 0 && chunk == 0) { S_origin[0] = 0.0; }
     if (threadIdx.x == 0 && next < end) { S_origin[1] = all; }
 }
-// One thread per (batch, head) adds its chunks' sums in order.
+// One block per (batch, head), of which one thread adds the chunks' sums in order.
 __global__ void cable_origin_kernel(double* S_origin, int capacity, int chunks) {
     double* origin = S_origin + (size_t)blockIdx.x * capacity;
-    for (int c = 1; c < chunks; c++) { origin[c] += origin[c - 1]; }
+    for (int c = 1; c < chunks && threadIdx.x == 0; c++) { origin[c] += origin[c - 1]; }
 }
 // b, S and g of the tokens t0 .. t0+T-1, continuing from S at t0 - 1. A chunk is always summed from its first token,
 // for equal bits: the chunk of token t0 - 1 is summed once more, from its z and u in qkv.
@@ -101,7 +101,7 @@ inline void cable_forward(float* S_offset, double* S_origin, float* g, const flo
     const size_t heads = (size_t)B * shape.NH;
     const Grid grid(heads * chunks, 128, 0, stream);
     launch(cable_forward_kernel, grid, S_offset, S_origin, g, qkv, shape, first, t0 + T, step, weighted);
-    if (chunks > 1) { launch(cable_origin_kernel, Grid(heads, 1, 0, stream), S_origin + first, capacity, chunks); }
+    if (chunks > 1) { launch(cable_origin_kernel, Grid(heads, 32, 0, stream), S_origin + first, capacity, chunks); }
 }
 
 // One block per (batch, head): dz and du, the extra columns of dqkv, from dS and dg. dS is overwritten.

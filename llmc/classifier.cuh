@@ -54,7 +54,9 @@ __device__ inline RowSoftmax row_softmax(const Logit* x, int target, int V, bool
             UNROLL
             for (int e = 0; e < PACK; e++) { add(s, k * PACK + e, xs.x[e]); }
         });
-        const auto rest = sums_over<1>(packed + threadIdx.x, V, blockDim.x, [&](float* s, int v) { add(s, v, x[v]); });
+        const auto rest = sums_over<1>(packed + threadIdx.x, V, blockDim.x, [&](float* s, int v) {
+            add(s, v, (float)x[v]);
+        });
         row.sum = block_sum(packs.x[0] + rest.x[0]);
         if (FINDS) { row.rival = block_max(row.rival); }
     };

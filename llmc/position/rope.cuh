@@ -265,9 +265,7 @@ struct Rope : Encoding {
 // f and S are float64: a long text sums the error of f. saves S_origin (B,NH,HS/2,ceil(T/128)), S before each chunk of
 // 128 tokens; inside a chunk the backward sums again.
 
-__device__ inline double carope_f(double z) {
-    return 1.0 / (1.0 + fmax(z, 0.0) + portable_log1p(portable_exp(-fabs(z))));
-}
+__device__ inline double carope_f(double z) { return 1.0 / (1.0 + portable_log(1.0 + portable_exp(z))); }
 // x^n
 __device__ inline double whole_power(double x, int n) {
     double y = 1.0;

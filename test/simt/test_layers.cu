@@ -376,7 +376,7 @@ static void check_cable(bool softplus_b, bool weighted) {
     const int B = 2;
     const int NH = 3;
     const int C = 6;
-    const int T = 150;
+    const int T = 300;                                      // three chunks
     const int OC = round_up(3 * C + 2 * NH, 8);
     const int BNH = B * NH;
     const int chunks = ceil_div(T, CABLE_CHUNK);
@@ -414,9 +414,11 @@ static void check_cable(bool softplus_b, bool weighted) {
     const Doubles whole = computed();
     EXPECT_CLOSE(whole, S, EXACT);
     EXPECT_CLOSE(g.host(), G, EXACT);
-    // a second call continues from token 96, with the same bits
-    cable_forward(S_offset.p, S_origin.p, g.p, qkv.p, shape, B, T - 97, 97, step, weighted, stream);
-    EXPECT(computed() == whole, "S continued is not S at once");
+    // a second call continues from token t0 - 1, with the same bits
+    for (int t0 : {97, 129}) {
+        cable_forward(S_offset.p, S_origin.p, g.p, qkv.p, shape, B, T - t0, t0, step, weighted, stream);
+        EXPECT(computed() == whole, "S continued from %d is not S at once", t0);
+    }
     launch(cable_backward_kernel, Grid(BNH, 128, 0, stream), dqkv.p, dS.p, dg.p, qkv.p, shape, step, weighted);
     EXPECT_CLOSE(dqkv.host(), dx, ROUNDED);
 }
