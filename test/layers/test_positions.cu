@@ -467,7 +467,7 @@ TEST_CASE("q.k of rope depends on i - j alone", "[positions]") {
     CHECK(varies);
 }
 
-// A float32 f would be off by 2e-4 to 1e-2 at this length.
+// A float32 f would be off by 1e-3 to 1e-2 at this length.
 TEST_CASE("carope starts as rope, even at 131,072 tokens", "[positions]") {
     const int T = 131072;
     for (int HS : {16, 64}) {

@@ -1,5 +1,6 @@
 """test_ptxas_budget.py -- dev/ptxas_budget.py on the output of nvcc 13.0, and on the same text with planted faults; and
 dev/slots.py on a loop whose instructions are counted by hand."""
+import itertools
 import json
 import os
 import sys
@@ -130,9 +131,9 @@ class Budget(Folder):
     def test_the_committed_budget(self):
         kernels = json.loads(read("dev/ptxas_budget.json"))["kernels"]
         for which in ("forward", "backward_dkdv", "backward_dq"):
-            for causal in ("true", "false"):            # GPT-2, BERT
-                kernel = f"flash_{which}_kernel<{causal}, "
-                self.assertTrue(any(name.startswith(kernel) for name in kernels), kernel)
+            for form in itertools.product(("true", "false"), range(6), (64, 128), ("true", "false")):
+                # causal (GPT-2) or not (BERT), each bias, both head sizes, with masks and without
+                self.assertIn("flash_{}_kernel<{}, (FlashBias){}, {}, {}>".format(which, *form), kernels)
         for kernel, archs in kernels.items():
             self.assertEqual(set(archs), {"sm_80", "sm_90a"}, kernel)
 
