@@ -77,7 +77,7 @@ void prepare(Buffers& b, FlashArgs (&args)[SETS], const Shape& s, Stream stream)
     std::vector<float> table((size_t)NH * entries);
     for (size_t i = 0; i < table.size(); i++) { table[i] = -0.01f * (float)(i % 97); }
     copy_to_device(b.table.get(table.size()), table.data(), table.size() * sizeof(float), stream);
-    launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), b.slopes.get((size_t)NH), NH, false);
+    launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), b.slopes.get((size_t)NH), NH, false, 1.0f);
     for (int k = 0; k < SETS; k++) {
         FlashArgs& p = args[k];
         p = FlashArgs{};

@@ -212,11 +212,18 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     double* S_origin = nullptr;                                                 // (B,NH,ceil(T/128))
     static constexpr bool has_relu = Step == CableStep::Relu;
 
-    // bias: c_c at first, so that the ReLU is open
-    static Hyperparameters defaults(int) { return has_relu ? Hyperparameters{{"bias"}} : Hyperparameters(); }
+    // bias: c_c at first, so that the ReLU is open.  gate: g at first is about gate 2^(-8(h+1)/NH), as ALiBi spreads
+    // its slopes, so that a loaded model still sees far; g is about e^c_s there, so c_s falls evenly
+    static Hyperparameters defaults(int) {
+        if (!has_relu) { return {}; }
+        return Weighted ? Hyperparameters{{"bias"}, {"gate"}} : Hyperparameters{{"bias"}};
+    }
     template <class Tensors> void declare(Tensors& t) {
         t.columns("cable.c", t.NH, constant(has_relu ? (float)t.config->value("bias") : 0.0f));         // w_c, c_c
-        if (Weighted) { t.columns("cable.s", t.NH); }                      // w_s, c_s
+        const double gate = Weighted && has_relu ? t.config->value("gate") : 0.0;
+        const double step = -8 * 0.6931471805599453 / t.NH;                 // log 2
+        const InitRule start = gate > 0 ? ramp((float)(portable_log(gate) + step), (float)step) : constant(0.0f);
+        if (Weighted) { t.columns("cable.s", t.NH, start); }                // w_s, c_s
         declare_sums(t);
     }
     // all but the columns: an encoding that derives from this one may fill S differently
@@ -308,7 +315,7 @@ struct KCableBias : CableBias {
 };
 struct KCable : Cable<KCableBias, true, CableStep::Relu> {
     using Cable::Cable;
-    static Hyperparameters defaults(int) { return {{"weight", 0, "outside|inside"}, {"bias"}}; }
+    static Hyperparameters defaults(int) { return {{"weight", 0, "outside|inside"}, {"bias"}, {"gate"}}; }
     KCableBias bias() const {
         KCableBias bias = Cable::bias();
         bias.inside = v.config->value("weight") == 1;

@@ -133,7 +133,8 @@ struct AlibiOracle : NoOracle {
     template <class R> static std::vector<R> bias(const OracleLayer<R>& o, int h) {
         const bool geometric = o.value("slopes") == 1;      // the paper's code, for every NH
         const double published = oracle_alibi_slopes(o.NH)[(size_t)h];
-        const R slope = (R)(geometric ? std::pow(2.0, -8.0 * (h + 1) / o.NH) : published);
+        const double scale = o.value("scale") > 0 ? o.value("scale") : 1.0;
+        const R slope = (R)(scale * (geometric ? std::pow(2.0, -8.0 * (h + 1) / o.NH) : published));
         return each_distance(o, [&](int d) { return -slope * R(std::abs(d)); });
     }
 };

@@ -107,7 +107,7 @@ inline std::vector<double> oracle_embed(const OracleLayer<double>& o, const std:
 }
 
 // The forms that hyperparameters select, in addition to the defaults. Tests of all encodings add them.
-inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric",
+inline const char* const oracle_forms[] = {"kcable:weight=inside", "alibi:slopes=geometric,scale=0.3",
                                            "t5:buckets=12,distance=40", "t5_clip:K=20,scale=C,layers=own",
                                            "sinusoidal:scale=1,embed=sqrt", "rope:p=0.5",
                                            "rope:clock=cable", "rope:p=0.5,clock=cable", "sandwich:d=6",

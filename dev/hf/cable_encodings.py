@@ -14,11 +14,12 @@ import torch.nn.functional as F
 FIRE_LENGTH, FIRE_EPS, FIRE_HIDDEN = 512, 1e-6, 32
 # The hyperparameters of each encoding, with what stands for a key that config.json lacks, as the file is older than it;
 # 0: such a key stays absent.
-CABLES = {"cable": {"bias": 0.0}, "cable_nw": {"bias": 0.0}, "kcable": {"weight": "inside", "bias": 0.0},
-          "kcable_nw": {"bias": 0.0}, "cable_v1": {}, "fox": {}, "kcable_v1": {}, "cable_signed": {}}
+CABLES = {"cable": {"bias": 0.0, "gate": 0.0}, "kcable": {"weight": "inside", "bias": 0.0, "gate": 0.0},
+          "cable_nw": {"bias": 0.0}, "kcable_nw": {"bias": 0.0}, "cable_v1": {}, "fox": {}, "kcable_v1": {},
+          "cable_signed": {}}
 GRAPES = {"grape_q": {}, "grape_k": {}, "grape_qk": {}}
 POSITIONS = {**CABLES, **GRAPES, "none": {}, "sinusoidal": {"scale": 1.0, "embed": "sqrt"},
-             "rope": {"theta": 10000.0, "p": 1.0, "clock": "token"}, "alibi": {"slopes": "press"},
+             "rope": {"theta": 10000.0, "p": 1.0, "clock": "token"}, "alibi": {"slopes": "press", "scale": 0.0},
              "t5": {"buckets": 32, "distance": 128}, "t5_clip": {"K": None, "scale": "HS", "layers": "shared"},
              "kerple": {}, "kerple_power": {}, "fire": {}, "alibi_trained": {},
              "alibi_random": {"seed": 42, "mean": 0.125}, "sandwich": {"d": 128}, "cope": {"npos": 64}, "ssmax": {},
@@ -318,7 +319,7 @@ class Alibi(nn.Module):
         if position["name"] == "alibi_random":
             slopes = random_slopes(NH, int(position["seed"]), position["mean"])
         else:
-            slopes = alibi_slopes(NH, position.get("slopes") == "geometric")
+            slopes = position.get("scale", 1.0) * alibi_slopes(NH, position.get("slopes") == "geometric")
         slopes = slopes.to(d.device)
         if hasattr(self, "r"):
             slopes = slopes * self.r

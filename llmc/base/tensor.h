@@ -11,14 +11,15 @@
 
 #include "math.h"
 
-enum class Init { Normal, Uniform, Constant };
-struct InitRule {               // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.
+enum class Init { Normal, Uniform, Constant, Ramp };
+struct InitRule {               // Normal: mean a, std b.  Uniform: [a, b).  Constant: a.  Ramp: a + b i
     Init kind;
     float a, b;
 };
 inline InitRule normal(float std) { return {Init::Normal, 0.0f, std}; }
 inline InitRule uniform(float lo, float hi) { return {Init::Uniform, lo, hi}; }
 inline InitRule constant(float value) { return {Init::Constant, value, 0.0f}; }
+inline InitRule ramp(float first, float step) { return {Init::Ramp, first, step}; }
 
 // How long an activation is kept. Scratch: all layers share it. Saved: each layer has its own while training. Cached:
 // also while generating, because later tokens of a sequence read it. Backward: shared, and exists only while training.
@@ -192,6 +193,7 @@ inline void init_tensors(float* data, Slice part, const TensorTable& table, cons
             if (rule.kind == Init::Normal) { out[i] = (float)(a + b * normal01(seed, stream, i)); }
             if (rule.kind == Init::Uniform) { out[i] = (float)(a + (b - a) * uniform01(seed, stream, i)); }
             if (rule.kind == Init::Constant) { out[i] = a; }
+            if (rule.kind == Init::Ramp) { out[i] = a + b * (float)i; }
         }
     }
 }

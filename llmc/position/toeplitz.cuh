@@ -390,7 +390,7 @@ struct Sandwich : Toeplitz {
 //
 //   alibi:           m_h = 2^(-8(h+1)/NH), nothing learned. When NH is not a power of two: the slopes of the next lower
 //                    power p, then every other one of the slopes of 2p. slopes=geometric: 2^(-8(h+1)/NH) for every NH,
-//                    as the paper's code.
+//                    as the paper's code. scale: a factor of all slopes, so that a loaded model still sees far.
 //   alibi_random:    m_h drawn from the exponential distribution of `mean` as a function of (seed, h), nothing learned.
 //                    The paper tried this distribution; the default mean is ours, close to the mean of alibi's slopes.
 //   alibi_trained:   B_ij = -r_h m_h |i-j|, m_h as in alibi, r_h >= 0 learned by each layer, from 1 on. As a factor is
@@ -403,8 +403,8 @@ __host__ __device__ inline float alibi_slope(int h, int NH, bool geometric = fal
     if (geometric) { p = NH; }
     return (float)portable_exp2(h < p ? -8.0 * (h + 1) / p : -4.0 * (2 * (h - p) + 1) / p);
 }
-static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric) {
-    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = alibi_slope(h, NH, geometric); }
+static __global__ void alibi_slopes_kernel(float* slopes, int NH, bool geometric, float scale) {
+    for (int h = threadIdx.x; h < NH; h += blockDim.x) { slopes[h] = scale * alibi_slope(h, NH, geometric); }
 }
 
 // m_h of alibi_random
@@ -433,7 +433,7 @@ struct Alibi : Encoding {
     using Encoding::Encoding;
     float* slopes = nullptr;
 
-    static Hyperparameters defaults(int) { return {{"slopes", 0, "press|geometric"}}; }
+    static Hyperparameters defaults(int) { return {{"slopes", 0, "press|geometric"}, {"scale"}}; }
     template <class Tensors> void declare(Tensors& t) {
         t.cached(slopes, "alibi_slopes", Per::Model, (size_t)t.NH, 0);
         declare_key_max(*this, t);
@@ -441,7 +441,9 @@ struct Alibi : Encoding {
     void prepare_forward(floatX* qkv, int B, int T, int t0, Stream stream) const {
         update_key_max(*this, qkv, B, T, t0, stream);
         if (v.layer > 0 || t0 > 0) { return; }              // the first layer fills it, once for all tokens
-        launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, v.config->value("slopes") == 1);
+        const float scale = (float)v.config->value("scale");
+        launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, v.config->value("slopes") == 1,
+               scale > 0 ? scale : 1.0f);
     }
     LinearBias bias() const { return {{}, slopes, v.NH}; }
 };
@@ -485,7 +487,7 @@ struct AlibiTrained : Toeplitz {
     }
     AlibiTrainedValue value() const { return {slopes, r.value}; }
     void prepare_forward(floatX*, int, int, int t0, Stream stream) const {
-        if (v.layer == 0 && t0 == 0) { launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false); }
+        if (v.layer == 0 && t0 == 0) { launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes, v.NH, false, 1.0f); }
         fill_table(value(), t0, stream);
     }
     void prepare_backward(floatX*, const floatX*, int B, int, Stream stream) const {

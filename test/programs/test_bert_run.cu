@@ -567,6 +567,31 @@ double share_found(Retrieval& place, const std::string& model, const Flags& flag
     return (double)found / Topics::N;
 }
 
+TEST_CASE("bert_run: with a weak start, a loaded model begins near the one without positions", "[bert_run]") {
+    Bert place;
+    REQUIRE(place.run(place.base.set("--pos", "learned").with("--lr 1e-2")).code == 0);
+    Json config = parse_json(read_file(step_dir(place.out(), 12) + "/config.json"), "config");
+    config.erase("position");                               // as another program would have written it
+    write_file(step_dir(place.out(), 12) + "/config.json", json_text(config));
+    io_unlink(step_dir(place.out(), 12) + "/manifest.json");
+    write_file(place / "docs.txt", words(800, 3));
+    const auto rows = [&](const std::string& pos) {
+        REQUIRE(place.run(place.use(step_dir(place.out(), 12)).set("--pos", pos).set("--encode", place / "docs.txt")
+                              .set("--out", place / "e")).code == 0);
+        return read_embeddings(place / "e").rows;
+    };
+    const std::vector<float> none = rows("none");
+    const auto distance = [&](const std::string& pos) {
+        const std::vector<float> found = rows(pos);
+        double sum = 0;
+        for (size_t i = 0; i < none.size(); i++) { sum += std::fabs(found[i] - none[i]); }
+        return sum;
+    };
+    // near 0 they grow with their factor
+    CHECK(distance("cable:gate=0.001") < 0.03 * distance("cable"));
+    CHECK(distance("alibi:scale=0.001") < 0.03 * distance("alibi"));
+}
+
 TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
     Retrieval place;
     // cls has to look for each word by attention

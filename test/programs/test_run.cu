@@ -1121,6 +1121,13 @@ TEST_CASE("run: CABLE's bias starts where --pos says, and a checkpoint keeps tha
         for (int head : {0, 1}) { set_cable_bias(plain + "/model.safetensors", layer, head, 0.25f); }
     }
     CHECK(read_file(plain + "/model.safetensors") == read_file(open + "/model.safetensors"));
+    // about 0.5 times ALiBi's slopes, 1/16 and 1/256 of two heads
+    const Safetensors weak(start("cable:gate=0.5", "weak") + "/model.safetensors");
+    for (const char* layer : {"0", "1"}) {
+        float c[2];
+        read_f32(weak, std::string("transformer.h.") + layer + ".attn.cable.s.bias", c, {2});
+        for (int head : {0, 1}) { CHECK(std::fabs(c[head] - std::log(0.5 / std::pow(16.0, head + 1))) < 1e-6); }
+    }
     check_refused(place, {place.base.set("--pos", "cable:bias=0").set("--out", place / "zero"),
                           {"--pos cable:bias=0: bias: expected a positive number, got '0'"}});
 }

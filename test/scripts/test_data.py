@@ -1890,7 +1890,8 @@ class Verify(Case):
 
 class Help(Case):
     def test_states_source_size_licence_tokens_time(self):
-        scripts = ("text", "tinyshakespeare", "wikitext", "fineweb_edu", "hellaswag", "msmarco", "mldr", "vocabulary")
+        scripts = ("text", "tinyshakespeare", "wikitext", "fineweb_edu", "hellaswag", "msmarco", "mldr", "vocabulary",
+                   "documents")
         for name in scripts:
             text = self.script(name, "--help")
             for fact in ("Source ", "Size ", "Licence ", "Tokens ", "Time "):

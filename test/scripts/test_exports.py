@@ -66,8 +66,8 @@ T, TOKENS = 32, 1000                                    # the last window of eit
 FACTOR = 8                                              # bounds are this many times float32's own error
 V = 300                                                 # vocabulary of models that print ids, not text
 # forms of the encodings other than the default ones
-OPTIONS = ["cable:bias=0.5", "t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside",
-           "alibi:slopes=geometric", "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own",
+OPTIONS = ["cable:bias=0.5,gate=0.3", "t5_clip:K=5", "rope:theta=50", "rope:p=0.25", "kcable:weight=inside",
+           "alibi:slopes=geometric,scale=0.3", "t5:buckets=12,distance=40", "t5_clip:K=5,scale=C,layers=own",
            "sinusoidal:scale=1,embed=sqrt", "alibi_random:seed=7,mean=0.3", "cope:npos=6", "rope:theta=50,clock=cable"]
 # every hook; columns, a rotation and a table of one layer only
 COMPOSED = ["sinusoidal+rope:theta=50+ssmax+cable,sinusoidal+t5_clip:K=5"]

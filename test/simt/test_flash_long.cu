@@ -67,7 +67,7 @@ template <bool Causal, class Bias> void compare(const char* name, int B, int T, 
     constexpr FlashBias Kind = Bias::flash;
     Case<Bias> x(B, T, NH, HS, Causal);
     DeviceArray<float> slopes((size_t)NH), portable_scratch(portable_attention_backward_scratch(B, T, NH, HS));
-    launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes.p, NH, false);
+    launch(alibi_slopes_kernel, Grid(1, 32, 0, stream), slopes.p, NH, false, 1.0f);
     const AttentionDims dims = {T, 0, T, NH, HS, x.OC, 1 / sqrtf((float)HS)};
     const Bias portable = x.bias(0, Causal, slopes.p);
     const floatX *qkv = (const floatX*)x.qkv.p, *dout = (const floatX*)x.dout.p;

@@ -1,0 +1,681 @@
+#!/usr/bin/env python3
+"""retriever.py -- does a sentence embedder read past the length that it was made for? Gives it other positional
+encodings, fine-tunes them on your documents, and asks for text that begins at token 0, 512, 1,024, 2,048.
+
+    data/documents.py --out data/documents /usr/share/doc/git-doc /usr/share/man/man1
+    scripts/retriever.py --documents data/documents --model all-MiniLM-L6-v2 --encodings learned none cable:gate=0.2 \\
+        --tokens 0 300000 1000000 --out run/retriever
+
+--documents   a directory of data/documents.py, or .jsonl files of {"id", "title", "sections": [{"heading", "text"}]}
+--encodings   what train_bert's --pos takes; `learned` is cut at the first of --lengths, and also reads chunks of that
+              length, whose largest score counts; `stretched` is learned with its table repeated up to the longest
+--questions   your own, lines {"question", "id"} of the document that answers; asked of the documents as they are
+--small       documents of 300 tokens, and a tiny BERT where there is no --model: to see whether all of it works
+
+A question is a section's heading, or its first sentence, which is taken out of the text; no text has headings. The
+document that answers is moved cyclically until the section begins at each of --begins: the same words, only the place
+differs. At the last of them it begins beyond what is read: that row is the floor. NAME lines of man pages are a
+control, and titles show what a title alone would find.
+
+The same command continues; what has a row in --csv is not measured again. OUT/data/plan.json has what was asked before
+anything was measured; OUT/retriever.md and .png are drawn from the CSV, OUT/differences.csv from OUT/scores.
+"""
+import bisect
+import collections
+import functools
+import glob
+import hashlib
+import itertools
+import json
+import math
+import os
+import random
+import re
+import shlex
+import shutil
+import sys
+
+import console
+import ledger
+import retrieve
+import runqueue
+from console import TEXT, BadInput, list_of, need, say
+from runqueue import Command, Job
+
+KEY = "encoding", "lr", "seed", "tokens", "reads", "T", "questions", "begins"
+OF_SECTION = "heading", "sentence", "title"
+SPAN = 40, 400                          # tokens of a section that is asked for
+GROUPS, PAIRS = 32, 6                   # of an update; sections of a document
+# not part of a document's text
+APART = {"name", "synopsis", "see also", "author", "authors", "copyright", "reporting bugs", "license", "keywords",
+         "copyright and license", "colophon", "maintainers", "credits", "acknowledgements", "history", "availability"}
+# headings of these words, or their plurals, name nothing
+VAGUE = {word.rstrip("s") for word in """
+a about additional advanced algorithm all an and api appendix application arguments attributes background basic bug by
+c caution caveat change changed class classes code command common compatibility concepts configuration conforming
+considerations constants constructor contents control conventions core custom data date default definition deprecated
+description design details developer diagnostics different directives directory discussion documentation enhancements
+environment error example exceptions exit exports extensions extra features fields file fixes flags for format from
+function further general generic getting global how implementation important improvements in incompatible information
+input install installation instance interface internal introduction invocation issues items kernel known language
+library limitations line main message method miscellaneous mode model module more name new note object of on operation
+optimizations option optional or other outline output overview parameter performance platform portability practice
+problem program properties protocol purpose reference related release remarks removed report reporting requirements
+restrictions return returned rules sample section security see selected server setup signals simple some source special
+specific standard start started status style subcommand summary support supported syntax system table terminology test
+testing the things threading tips to todo topics tutorial types updated updates usage use used user using utilities
+utility value variable various version warning widget with""".split()}
+SENTENCE = re.compile(r"\S+(?: \S+){3,39}?[.!?][\"')\]]*(?= )")
+
+Section = collections.namedtuple("Section", "heading sentence begin end")   # end of its first sentence; characters
+Document = collections.namedtuple("Document", "id title name text sections")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# documents and questions
+
+def read_lines(path, columns):
+    """the objects of a .jsonl, which must have these columns, with their lines"""
+    for n, line in enumerate(retrieve.lines_of(path), 1):
+        where = f"{path}: line {n}"
+        yield console.fields(console.parse_object(line.encode(), where), columns, {}, where), where
+
+
+def flat(text):
+    return " ".join(text.split())
+
+
+def read_documents(paths):
+    found = {}
+    for path in paths:
+        for record, where in read_lines(path, {"id": TEXT, "title": TEXT, "sections": list_of("sections", (
+                "", lambda s: isinstance(s, dict) and all(TEXT[1](s.get(key)) for key in ("heading", "text"))))}):
+            text, sections, names = "", [], ""
+            for heading, words in [(flat(s["heading"]), flat(s["text"])) for s in record["sections"]]:
+                if heading.lower() == "name":
+                    names = words.partition(" - ")[2]
+                if heading.lower() in APART or not words:
+                    continue
+                text += " " * bool(text)
+                first = SENTENCE.match(words)
+                sections.append(Section(heading, first.end() if first else 0, len(text), len(text) + len(words)))
+                text += words
+            if not any(s["text"].strip() for s in record["sections"]):
+                raise BadInput(f"{where}: document {record['id'][:80]} is empty: expected a section with text")
+            if record["id"] in found:
+                raise BadInput(f"{where}: id: expected one of its own, got {record['id'][:80]} again")
+            found[record["id"]] = Document(record["id"], flat(record["title"]), names, text, sections)
+    return [d for d in found.values() if d.text]
+
+
+def read_own(path, numbers):
+    """(question, number of the document that answers) of --questions"""
+    for record, where in read_lines(path, {"question": TEXT, "id": TEXT}):
+        if record["id"] not in numbers:
+            raise BadInput(f"{where}: question '{record['question'][:60]}' has no answer: no document of the test has "
+                           f"the id {record['id'][:80]}")
+        yield flat(record["question"]), numbers[record["id"]]
+
+
+def share(*what):
+    """a number from 0 to 1 that these words decide"""
+    return int(hashlib.sha256("\n".join(map(str, what)).encode()).hexdigest()[:12], 16) / 16 ** 12
+
+
+class Text:
+    """Where the tokens of a text are, and cuts of it between words. most: of its first words, as many at least as it
+    has tokens."""
+
+    def __init__(self, tokenizer, text, most=None):
+        self.text = " ".join(text.split(" ", most)[:most]) if most else text
+        self.encode = lambda: tokenizer.encode(self.text, add_special_tokens=False)
+
+    @functools.cached_property
+    def words(self):
+        encoded = self.encode()
+        self.begins = [begin for begin, _ in encoded.offsets]
+        return encoded.word_ids
+
+    def __len__(self):
+        return len(self.words)
+
+    def token(self, character):
+        return bisect.bisect_left(self.begins, character) if self.words else 0
+
+    def whole(self, token):
+        """the first token of its word"""
+        return bisect.bisect_left(self.words, self.words[token], 0, token)
+
+    def character(self, token):
+        """where the word of a token begins"""
+        return self.begins[self.whole(token)] if token < len(self) else len(self.text)
+
+    def rotated(self, at, begin):
+        """moved cyclically so that the character `at` begins at this token, or up to a word later"""
+        cut = self.character((self.token(at) - begin) % len(self))
+        return (self.text[cut:] + " " + self.text[:cut]).strip()
+
+    def chunks(self, size, most):
+        """of at most `size` tokens, of the first `most`"""
+        found, at = [], 0
+        while at < min(len(self), most):
+            end = len(self) if at + size >= len(self) else max(self.whole(at + size), at + 1)
+            found.append(self.text[self.character(at):self.character(end)].strip())
+            at = end
+        return found
+
+
+def size_of(section, where):
+    """its tokens without the first sentence"""
+    return where.token(section.end) - where.token(section.begin + section.sentence)
+
+
+def why_not(section, where, common, here):
+    """why a section is not asked for; here: the document's headings, each with its number"""
+    heading = section.heading.lower()
+    words = re.findall(r"[a-z0-9_-]+", heading)
+    if all(word.rstrip("s") in VAGUE for word in words):
+        return "vague"
+    if len("".join(words)) < 4:
+        return "short"
+    if common[heading] > 3:
+        return "in more than 3 documents"
+    if section.begin == 0 or here[heading] > 1:
+        return "first, or twice in the document"
+    if not section.sentence:
+        return "no first sentence"
+    size = size_of(section, where)
+    return "too little text" * (size < SPAN[0]) or "too much text" * (size > SPAN[1])
+
+
+def candidates(document, where, common, left_out):
+    """the sections of a document that can be trained on, with their sizes; those in SPAN can be asked for, too"""
+    here = collections.Counter(s.heading.lower() for s in document.sections)
+    for section in document.sections:
+        why = why_not(section, where, common, here)
+        left_out[why][section.heading] += 1
+        if why in ("", "too much text"):
+            yield section, size_of(section, where)
+
+
+def pairs_of(document, where, common, left_out, args):
+    """lines QUERY tab PASSAGE to train on; the passage holds the section somewhere"""
+    text, room = document.text, args.T - 2
+    found = sorted(candidates(document, where, common, left_out), key=lambda s: share(args.seed, document.id, s[0]))
+    for section, size in found[:PAIRS]:
+        draw = share("passage", args.seed, document.id, section)
+        taken = text[section.begin:section.begin + section.sentence]
+        first = where.token(section.begin)
+        begin = where.character(max(0, first - int(draw * max(0, room - size + 1))))
+        after = section.begin + section.sentence
+        left = room - (first - where.token(begin))
+        end = where.character(min(len(where), where.token(after) + left))
+        for query in section.heading, taken:
+            yield f"{query}\t{flat(text[begin:section.begin] + text[after:end])}"
+
+
+def tokenizer_of(args):
+    tokenizer = need("tokenizers").Tokenizer.from_file(os.path.join(args.model, "tokenizer.json"))
+    tokenizer.no_truncation()
+    tokenizer.no_padding()
+    return tokenizer
+
+
+def sides_of(args):
+    """the paths of the documents, and the documents to train on and to test with"""
+    folder, paths = args.documents[0], args.documents
+    if os.path.isdir(folder):
+        paths = [os.path.join(folder, side + ".jsonl") for side in ("train", "test")]
+        return paths, [read_documents([path]) for path in paths]
+    every = read_documents(paths)
+    return paths, [[d for d in every if (share(d.id) < 0.3) == is_test] for is_test in (False, True)]
+
+
+def sections_of(test, tokenizer, common, left_out, args):
+    """the sections that are asked for, at first one of each document: (document, section)"""
+    found = []
+    for d in test:
+        where = Text(tokenizer, d.text)
+        fits = [s for s, size in candidates(d, where, common, left_out) if size <= SPAN[1] and
+                len(where) - where.token(s.begin + s.sentence) + where.token(s.begin) > args.begins[-1] + size]
+        fits.sort(key=lambda s: share(args.seed, d.id, s))
+        found += [(n, share(args.seed, d.id), d, s) for n, s in enumerate(fits)]
+    return [(d, s) for *_, d, s in sorted(found, key=lambda f: f[:2])[:args.sections]]
+
+
+def prepare(args):
+    """Writes OUT/data: what is asked and trained on, as plan.json and shards. Returns the plan."""
+    paths, (train, test) = sides_of(args)
+    args.model = args.model or small_tokenizer(args, train + test)
+    settings = {"documents": [console.sha256_of(path) for path in paths], "cut": args.lengths[0],
+                "questions": args.questions and console.sha256_of(args.questions), "longest": args.longest,
+                "tokenizer": console.sha256_of(os.path.join(args.model, "tokenizer.json")),
+                **{key: getattr(args, key) for key in ("begins", "T", "sections", "corpus", "names", "seed")}}
+    if os.path.exists(path := os.path.join(args.out, "data", "plan.json")):
+        plan = console.read_object(path)
+        for key, value in settings.items():
+            if (was := plan["settings"][key]) != value:
+                raise BadInput(f"--out {args.out} was begun with other {key}: {str(was)[:60]}, now {str(value)[:60]}; "
+                               "give that, or another --out")
+        return plan
+    # 1 what is trained on, and what is asked
+    say("finding questions and pairs in the documents")
+    tokenizer, left_out = tokenizer_of(args), collections.defaultdict(collections.Counter)
+    common = collections.Counter(h for d in train + test for h in {s.heading.lower() for s in d.sections})
+    pairs = [line for d in train for line in pairs_of(d, Text(tokenizer, d.text), common, left_out, args)]
+    random.Random(args.seed).shuffle(pairs)
+    asked = sections_of(test, tokenizer, common, left_out, args)
+    own = dict(read_own(args.questions, {d.id: d for d in test})) if args.questions else {}
+    if not (asked or own) or len(pairs) < GROUPS:
+        raise BadInput(f"{' '.join(args.documents)}: got {len(asked)} sections to ask for and {len(pairs)} pairs to "
+                       f"train on; expected at least one and {GROUPS}: documents longer than "
+                       f"{args.begins[-1] + SPAN[0]} tokens with headings that name something, or shorter --lengths")
+    # 2 the collection: what is asked for, what --questions name, and others
+    first = {d.id: d for d in [d for d, _ in asked] + list(own.values())}
+    rest = sorted((d for d in test if d.id not in first), key=lambda d: share("corpus", args.seed, d.id))
+    corpus = [*first.values(), *rest][:max(args.corpus, len(first))]
+    number = {d.id: n for n, d in enumerate(corpus)}
+    # 3 the questions: kind, text, and the number of the section, or else of the document that answers
+    questions = [(kind, text, n) for n, (d, s) in enumerate(asked) for kind, text in (
+        ("heading", s.heading), ("sentence", d.text[s.begin:s.begin + s.sentence]), ("title", d.title or "?"))]
+    questions += [("name", d.name, number[d.id]) for d in corpus if len(d.name.split()) > 2][:args.names] + [
+        ("own", q, number[d.id]) for q, d in own.items()]
+    without = [Text(tokenizer, d.text[:s.begin] + d.text[s.begin + s.sentence:].lstrip()) for d, s in asked]
+    texts = {"corpus": [d.text for d in corpus],
+             "moved": [where.rotated(s.begin, b) for (_, s), where in zip(asked, without) for b in args.begins]}
+    # 4 the files
+    cut, longest = args.lengths[0], args.longest
+    shards(args, "pairs", pairs, args.T)
+    shards(args, "queries", [q for _, q, _ in questions], cut)
+    counts = {}
+    for name, some in texts.items():
+        shards(args, name, some, longest)
+        chunks = [Text(tokenizer, text, longest).chunks(cut - 2, longest) for text in some]
+        shards(args, name + "_chunks", [chunk for of in chunks for chunk in of], cut)
+        counts[name] = list(map(len, chunks))
+    sizes = [len(e.ids) for e in tokenizer.encode_batch([pair.replace("\t", " ") for pair in pairs[:2000]])]
+    plan = {"settings": settings, "pairs": len(pairs), "tokens_of_pair": sum(sizes) / len(sizes) + 2,
+            "questions": questions, "sections": [number[d.id] for d, _ in asked], "corpus": [d.id for d in corpus],
+            "chunks": counts, "test": [d.id for d in test],
+            "left_out": {why: sorted(found) for why, found in left_out.items() if why}}
+    console.write_whole(path, json.dumps(plan, indent=1) + "\n")
+    say(f"{len(pairs):,} pairs of {plan['tokens_of_pair']:.0f} tokens to train on; {len(asked)} sections of "
+        f"{len({d.id for d, _ in asked})} documents and {len(questions)} questions, asked of {len(corpus)} documents; "
+        "headings: " + ", ".join(f"{n.total():,} {why or 'that can be asked for'}" for why, n in left_out.items()))
+    return plan
+
+
+def shards(args, name, lines, most):
+    """Writes the texts, and shards of their first `most` tokens."""
+    place = os.path.join(args.out, "data", name)
+    os.makedirs(place, exist_ok=True)
+    lines = lines or ["none"]
+    console.write_whole(place + ".txt", "".join(line + "\n" for line in lines))
+    cut = (" ".join(line.split(" ", most)[:most]) for line in lines)            # a word has a token or more
+    console.write_whole(path := place + "_cut.txt", "".join(line + "\n" for line in cut))
+    console.output_of([sys.executable, os.path.join(console.ROOT, "data", "text.py"), "--out", place, "--pairs",
+                       "lines", "--encoding", "bert", "--tokenizer", args.model, "--max_tokens", str(most),
+                       "--workers", "1", path])
+
+
+def shard(args, name):
+    return os.path.join(args.out, "data", name, "text_lines_000000.bin")
+
+
+# ----------------------------------------------------------------------------------------------------------
+# models
+
+def small_tokenizer(args, documents):
+    """the directory of a model to come, with a vocabulary of these documents"""
+    place = os.path.join(args.out, "model")
+    if not os.path.exists(path := os.path.join(place, "tokenizer.json")):
+        os.makedirs(place, exist_ok=True)
+        words = need("tokenizers").BertWordPieceTokenizer()
+        words.train_from_iterator([d.text for d in documents], vocab_size=1000, show_progress=False)
+        words.save(path)
+    return place
+
+
+def small_model(args):
+    """a tiny BERT, hardly trained, with learned positions for the first of --lengths"""
+    run, T = os.path.join(args.model, "run"), args.lengths[0]
+    flags = {"model": "2,4,64", "pos": "learned", "T": str(T), "B": "8", "total_batch": str(8 * T), "steps": "20",
+             "lr": "1e-3", "pairs": shard(args, "pairs"), "tokenizer": args.model, "checkpoint_every": "20", "out": run}
+    console.output_of(runqueue.arguments(Command("", args.trainer, flags, run, "", 0)))
+    made = os.path.join(run, "step_00000020")
+    config = console.read_object(os.path.join(made, "config.json"))
+    foreign = {key: value for key, value in config.items() if key not in ("position", "pooling")}   # as others write it
+    console.write_whole(os.path.join(args.model, "config.json"), json.dumps(foreign) + "\n")
+    shutil.copy(os.path.join(made, "model.safetensors"), args.model)
+
+
+def stretched(args):
+    """the model with its table of positions repeated up to the longest length"""
+    np, place, T = need("numpy"), os.path.join(args.out, "stretched"), args.longest
+    if os.path.exists(os.path.join(place, "model.safetensors")):
+        return place
+    os.makedirs(place, exist_ok=True)
+    with console.open_regular(path := os.path.join(args.model, "model.safetensors")) as f:
+        header, blocks, at = {}, [], 0
+        for name, (dtype, shape, begin, end) in console.read_tensors(f, path).items():
+            f.seek(begin)
+            data = f.read(end - begin)
+            if name.endswith("position_embeddings.weight"):
+                rows = np.frombuffer(data, np.uint8).reshape(shape[0], -1)
+                data, shape = rows[np.arange(T) % shape[0]].tobytes(), [T, shape[1]]
+            header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + len(data)]}
+            at += len(data)
+            blocks.append(data)
+    head = json.dumps(header).encode()
+    config = {**console.read_object(os.path.join(args.model, "config.json")), "max_position_embeddings": T}
+    console.write_whole(os.path.join(place, "config.json"), json.dumps(config) + "\n")
+    shutil.copy(os.path.join(args.model, "tokenizer.json"), place)
+    console.write_whole(os.path.join(place, "model.safetensors"), [len(head).to_bytes(8, "little"), head, *blocks])
+    return place
+
+
+def slug(name):
+    return re.sub(r"[^\w.=+-]", "-", name)
+
+
+def training(args, plan, load, tokens, run, flops):
+    """the command, and its updates"""
+    steps = round(tokens / GROUPS / plan["tokens_of_pair"])
+    flags = {**load, "pairs": shard(args, "pairs"), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "keep": "2",
+             "total_batch": str(GROUPS * args.T), "warmup": "5", "schedule": "constant", "steps": str(steps),
+             "checkpoint_every": "10", "resume": "1", "allow_change": "steps", "out": run, **args.flags}
+    marker = os.path.join(run, f"train{tokens}.done")
+    return Command("train", args.trainer, flags, run, marker, 6 * tokens * flops), steps
+
+
+def jobs_of(args, plan):
+    """a job for each seed and encoding: after each of --tokens, embeddings at each length and their scores"""
+    config = console.read_object(os.path.join(args.model, "config.json"))
+    flops = lambda T: runqueue.forward_flops(config["num_hidden_layers"], config["hidden_size"], T, 0, False)
+    cut, jobs = args.lengths[0], []
+    for seed, name in itertools.product(args.seeds, args.encodings):
+        run, commands = os.path.join(args.out, "runs", slug(f"{name}-lr{args.lr}"), f"seed_{seed}"), []
+        for tokens in args.tokens:
+            load = {"load": stretched(args) if name == "stretched" else args.model, "seed": str(seed),
+                    "pos": "learned" if name == "stretched" else name}
+            if tokens:
+                command, steps = training(args, plan, load, tokens, run, flops(args.T))
+                commands.append(command)
+                load = {"load": os.path.join(run, f"step_{steps:08d}")}
+            where = os.path.join(run, f"tokens_{tokens}")
+            for T in args.lengths:
+                chunks = name == "learned" and T > cut          # it has no positions there
+                for part, kind, most in (("queries", "", cut), *((part, "_chunks" * chunks, cut if chunks else T)
+                                                                 for part in ("corpus", "moved"))):
+                    place = os.path.join(where, f"{part}{kind}_{most}")
+                    flags = {**load, "encode": shard(args, part + kind), "eval_lengths": str(most), "out": place}
+                    size = min(1, most / args.longest) * os.path.getsize(shard(args, part + kind)) / 2
+                    commands.append(Command(f"embed {part} at {most}", args.trainer, {**flags, **args.flags}, place,
+                                            os.path.join(place, "embeddings.safetensors"), size * flops(most)))
+                about = {"encoding": name, "lr": args.lr, "seed": seed, "tokens": tokens,
+                         "reads": "chunks" if chunks else "vector", "T": T, "from": where}
+                path = os.path.join(args.out, "scores", slug("-".join(map(str, list(about.values())[:6]))) + ".json")
+                flags = {"out": args.out, "csv": args.csv, "score": json.dumps({**about, "file": path})}
+                words = [sys.executable, os.path.abspath(__file__)]
+                commands.append(Command("score", shlex.join(words), flags, "", path, 1000 * flops(cut)))
+        jobs.append(Job(f"{name}, seed {seed}", "", commands))
+    return jobs
+
+
+# ----------------------------------------------------------------------------------------------------------
+# scores
+
+def ranks_of(plan, score, moved):
+    """{kind: [ranks of the document that answers, for each place where the section begins]}; score(q) -> the scores
+    (documents) of question q, moved(q, n) -> those of section n at each place. Equal scores rank before the answer."""
+    np, found = need("numpy"), {}
+    for q, (kind, _, n) in enumerate(plan["questions"]):
+        scores = score(q)
+        answer = plan["sections"][n] if kind in OF_SECTION else n
+        own = moved(q, n) if kind in OF_SECTION else [scores[n]]
+        others = np.delete(scores, answer)
+        found.setdefault(kind, []).append([1 + int((others >= s).sum()) for s in own])
+    return found
+
+
+def of_embeddings(plan, about):
+    """the ranks by the embeddings in a directory"""
+    np, reads, T, cut = need("numpy"), about["reads"], about["T"], plan["settings"]["cut"]
+    kind, rows = f"_chunks_{cut}" if reads == "chunks" else f"_{T}", {}
+    for part, name in (("queries", f"_{cut}"), ("corpus", kind), ("moved", kind)):
+        ids, found, *_ = retrieve.read_embeddings(os.path.join(about["from"], part + name, "embeddings.safetensors"))
+        rows[part] = retrieve.unit_rows(found, ids)
+
+    def scores(q, part):
+        found = (rows[part] @ rows["queries"][q]).astype("f4")
+        if reads == "vector":
+            return found
+        counts = plan["chunks"][part]
+        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+        late = np.concatenate([np.arange(n) for n in counts]) >= -(-T // cut)
+        found[late] = -np.inf
+        return np.maximum.reduceat(found, starts)
+    places = len(plan["settings"]["begins"])
+    return ranks_of(plan, lambda q: scores(q, "corpus"), lambda q, n: scores(q, "moved")[n * places:(n + 1) * places])
+
+
+def of_words(args, plan, T):
+    """the ranks by BM25 (k1 1.2, b 0.75) of the first T tokens; 0: of all"""
+    np, tokenizer = need("numpy"), tokenizer_of(args)
+    words = lambda text: collections.Counter(re.findall(r"\w+", text.lower()))
+    texts = {name: [words(text[:Text(tokenizer, text, T).character(T - 2)] if T else text) for text in
+                    retrieve.lines_of(os.path.join(args.out, "data", name + ".txt"))] for name in ("corpus", "moved")}
+    corpus = texts["corpus"]
+    mean = sum(c.total() for c in corpus) / len(corpus)
+    frequency = collections.Counter(word for c in corpus for word in c)
+    weight = {word: 2.2 * math.log(1 + (len(corpus) - n + 0.5) / (n + 0.5)) for word, n in frequency.items()}
+    gains = {name: [(c, 1.2 * (0.25 + 0.75 * c.total() / mean)) for c in some] for name, some in texts.items()}
+    places, queries = len(plan["settings"]["begins"]), [words(q) for _, q, _ in plan["questions"]]
+
+    def score(query, some):
+        asked = query.keys() & weight.keys()
+        return np.array([sum(weight[w] * c[w] / (c[w] + norm) for w in sorted(asked & c.keys())) for c, norm in some])
+    return ranks_of(plan, lambda q: score(queries[q], gains["corpus"]),
+                    lambda q, n: score(queries[q], gains["moved"][n * places:(n + 1) * places]))
+
+
+def interval(values, documents):
+    """(mean, low, high): 95 % by the bootstrap over documents"""
+    np = need("numpy")
+    _, at = np.unique(documents, return_inverse=True)
+    sums, counts = np.bincount(at, values), np.bincount(at)
+    draws = np.random.default_rng(1).multinomial(len(sums), np.ones(len(sums)) / len(sums), 2000)
+    low, high = np.percentile(draws @ sums / (draws @ counts), (2.5, 97.5))
+    return round(float(np.mean(values)), 5), round(float(low), 5), round(float(high), 5)
+
+
+GAIN = {"ndcg": lambda rank: 1 / math.log2(1 + rank) * (rank <= 10), "recall": lambda rank: float(rank <= 10)}
+
+
+def documents_of(plan, kind):
+    """the document of each question of a kind"""
+    return [plan["sections"][n] if kind in OF_SECTION else n for other, _, n in plan["questions"] if other == kind]
+
+
+def add_rows(path, plan, about, ranks):
+    """adds the rows of one model, length and way to read to the CSV"""
+    rows = []
+    for kind, found in ranks.items():
+        for place, begins in enumerate(plan["settings"]["begins"] if len(found[0]) > 1 else ["any"]):
+            cells = {}
+            for measure, gain in GAIN.items():
+                mean, low, high = interval([gain(r[place]) for r in found], documents_of(plan, kind))
+                cells.update({measure: mean, measure + "_low": low, measure + "_high": high})
+            rows.append({**{key: about[key] for key in KEY[:6]}, "questions": kind, "begins": begins,
+                         "n": len(found), **cells, "documents": len(plan["corpus"]), "commit": ledger.commit()})
+    ledger.add(path, rows, KEY, "recall@10 and nDCG@10 with 95 % by the bootstrap over documents; begins: the token at "
+               "which the section that answers begins; tokens: of the training; T: tokens that are read, 0 all")
+
+
+def score(args, about):
+    plan = console.read_object(os.path.join(args.out, "data", "plan.json"))
+    ranks = of_embeddings(plan, about)
+    add_rows(args.csv, plan, about, ranks)
+    os.makedirs(os.path.dirname(about["file"]), exist_ok=True)
+    console.write_whole(about["file"], json.dumps({**about, "ranks": ranks}) + "\n")
+
+
+def write_differences(args, plan):
+    """paired differences of nDCG@10 over headings and sentences, with intervals over documents; seeds are averaged"""
+    np, by = need("numpy"), collections.defaultdict(list)
+    kinds = [kind for kind in ("heading", "sentence") if kind in {q[0] for q in plan["questions"]}]
+    for path in sorted(glob.glob(os.path.join(glob.escape(args.out), "scores", "*.json"))):
+        s = console.read_object(path)
+        gains = [[GAIN["ndcg"](r) for r in ranks] for kind in kinds for ranks in s["ranks"][kind]]
+        by[s["encoding"], s["lr"], s["tokens"], s["reads"], s["T"]].append(np.array(gains))
+    mean = {key: sum(found) / len(found) for key, found in by.items()}
+    documents = [d for kind in kinds for d in documents_of(plan, kind)]
+    short, long, rows = args.lengths[0], args.lengths[-1], []
+
+    def add(what, tokens, lr, d):
+        for place, begins in [(slice(None), "all"), *enumerate(args.begins)]:
+            found = interval(d[:, place].reshape(len(d), -1).mean(axis=1), documents)
+            rows.append({"difference": what, "lr": lr, "tokens": tokens, "begins": begins,
+                         **dict(zip(("ndcg", "low", "high"), found))})
+    for (name, lr, tokens, reads, T), gains in sorted(mean.items()) if kinds else ():
+        if reads == "chunks" or T != long:
+            continue
+        own, cut = mean.get((name, lr, tokens, reads, short)), mean.get(("learned", lr, tokens, "vector", short))
+        chunks = mean.get(("learned", lr, tokens, "chunks", long))
+        for what, other in ((f"itself at {short}", own), (f"learned, cut at {short}", cut),
+                            (f"learned, chunks up to {long}", chunks)):
+            if other is not None:
+                add(f"{name} at {long} - {what}", tokens, lr, gains - other)
+        for (rival, *same), theirs in mean.items() if name.startswith("cable") and own is not None else ():
+            shorter = mean.get((rival, lr, tokens, "vector", short))
+            if same == [lr, tokens, "vector", long] and rival != name and shorter is not None:
+                add(f"gain from {short} to {long}: {name} - {rival}", tokens, lr, gains - own - (theirs - shorter))
+    if rows:
+        ledger.write(os.path.join(args.out, "differences.csv"), rows, "nDCG@10 of headings and first sentences, paired")
+    return rows
+
+
+def write_results(args, plan):
+    """OUT/retriever.md and retriever.png from the CSV, OUT/differences.csv from the scores"""
+    rows = ledger.read(args.csv, {**dict.fromkeys(KEY, TEXT), "ndcg": console.SHARE, "recall": console.SHARE}, KEY)
+    cells = collections.defaultdict(dict)
+    for r in rows:
+        cells[r["questions"], r["tokens"], r["encoding"], r["reads"], r["T"], r["lr"]].setdefault(
+            r["begins"], []).append((r["ndcg"], r["recall"]))
+    mean = lambda some, i: sum(pair[i] for pair in some) / len(some)
+    begins, lines = [str(b) for b in args.begins], []
+    for kind in dict.fromkeys(r["questions"] for r in rows):
+        wanted = ["any"] if kind in ("name", "own") else begins
+        head = ["tokens trained", "encoding", "reads", "T", *(f"from {b}" for b in wanted), "seeds"]
+        cell = lambda of: f"{100 * mean(of, 0):.1f} / {100 * mean(of, 1):.1f}" if of else ""
+        found = [[*key[1:4], "all" if key[4] == "0" else key[4], *(cell(of.get(b)) for b in wanted),
+                  str(max(map(len, of.values())))] for key, of in cells.items() if key[0] == kind]
+        lines += [f"{kind}: nDCG@10 / recall@10 in %", "", *console.table(head, found), ""]
+    differences = [[r["difference"], str(r["tokens"]), str(r["begins"]),
+                    f"{100 * r['ndcg']:+.1f} [{100 * r['low']:+.1f}, {100 * r['high']:+.1f}]"]
+                   for r in write_differences(args, plan)]
+    if differences:
+        lines += ["Differences of nDCG@10 in points", "",
+                  *console.table(["difference", "tokens trained", "begins", "95 % over documents"], differences)]
+    console.write_whole(os.path.join(args.out, "retriever.md"), "\n".join(lines).rstrip() + "\n")
+    say(f"wrote {args.csv}, {os.path.join(args.out, 'retriever.md')}")
+    try:
+        draw(args, cells, begins, mean)
+    except BadInput as e:
+        say(f"retriever.py: no figure: {e}")
+
+
+def draw(args, cells, begins, mean):
+    import plot
+    kinds = [kind for kind in ("heading", "sentence") if any(key[0] == kind for key in cells)]
+    if not kinds:
+        return
+    tokens = str(max(int(key[1]) for key in cells))
+    fig, panels = plot.figure(5.0 * len(kinds) + 2, 4.5, ncols=len(kinds), squeeze=False, sharey=True)
+    shown = {key[2:]: None for key in cells if key[0] in kinds and (key[1] == tokens or key[2] == "bm25")}
+    for ax, kind in zip(panels[0], kinds):
+        ends = []
+        for encoding, reads, T, lr in shown:
+            of = cells.get((kind, tokens, encoding, reads, T, lr)) or cells.get((kind, "0", encoding, reads, T, lr), {})
+            colour, marker = plot.style(encoding) if encoding != "bm25" else ("#777777", "x")
+            dash = {str(args.lengths[-1]): "-", str(args.lengths[0]): ":"}.get(T, "--")
+            label = f"{encoding}, {'all' if T == '0' else T}" + f", {reads}" * (reads == "chunks")
+            if not (values := [100 * mean(of[b], 0) for b in begins if b in of]):
+                continue
+            line, = ax.plot([b for b in begins if b in of], values, dash, color=colour, marker=marker, label=label)
+            ends.append((values[-1], line))
+        ax.set_xlabel(f"token at which the section begins ({kind})")
+    panels[0][0].set_ylabel("nDCG@10 in %")
+    plot.legend_beside(panels[0][-1], ends, "encoding, tokens read")
+    plot.save(fig, os.path.join(args.out, "retriever.png"))
+    say(f"wrote {os.path.join(args.out, 'retriever.png')}")
+
+
+def parse(argv):
+    p = console.parser(__doc__)
+    p.add_argument("--documents", nargs="+", metavar="FILE", help="a directory of data/documents.py, or .jsonl files")
+    p.add_argument("--model", help="directory of a BERT with tokenizer.json [--small: a tiny one is made]")
+    p.add_argument("--encodings", nargs="+", metavar="NAME", help="what is compared [all that are listed above]",
+                   default=["learned", "none", "cable:gate=0.2", "alibi:slopes=geometric,scale=0.02", "rope",
+                            "stretched"])
+    p.add_argument("--seeds", nargs="+", type=console.natural, default=[42], metavar="N", help="of a training [42]")
+    p.add_argument("--tokens", nargs="+", type=console.natural, metavar="N",
+                   help="measure after training on so many tokens, padding not counted [0 1000000; --small: 0 10000]")
+    p.add_argument("--lengths", nargs="+", type=console.positive, metavar="T",
+                   help="tokens that are read [512 2048; --small: 64 256]")
+    p.add_argument("--begins", nargs="+", type=console.natural, metavar="N",
+                   help="where the section begins [0, then the first of --lengths doubled up to the last]")
+    p.add_argument("--T", type=console.positive, help="tokens of a training passage [256; --small: 64]")
+    p.add_argument("--lr", default="1e-4", help="learning rate [1e-4]")
+    p.add_argument("--sections", type=console.positive, default=200, help="sections that are asked for [200]")
+    p.add_argument("--corpus", type=console.positive, default=600, help="documents that are searched, at least [600]")
+    p.add_argument("--names", type=console.natural, default=200, help="NAME lines that are asked [200]")
+    p.add_argument("--questions", help="a .jsonl of your own questions")
+    p.add_argument("--seed", type=console.natural, default=1, help="of the questions and the collection [1]")
+    p.add_argument("--jobs", type=console.processes, default=0, help="runs at a time [1; with GPUs: one for each]")
+    p.add_argument("--small", action="store_true", help="short documents and lengths, for a try")
+    p.add_argument("--trainer", default=os.environ.get("TRAIN_BERT", os.path.join(console.ROOT, "train_bert")),
+                   help="the program [TRAIN_BERT, or train_bert of this repository]")
+    p.add_argument("--out", default="run/retriever", help="directory of all that is made [run/retriever]")
+    p.add_argument("--csv", help="the file that gets a row for each result [OUT/retriever.csv]")
+    p.add_argument("--score", type=json.loads, help="how the script calls itself")
+    args, rest = p.parse_known_args(argv)
+    args.flags, args.trainer = runqueue.flags_of(rest), runqueue.program(args.trainer)
+    args.csv, args.T = args.csv or os.path.join(args.out, "retriever.csv"), args.T or (64 if args.small else 256)
+    args.lengths = sorted(args.lengths or ([64, 256] if args.small else [512, 2048]))
+    args.tokens = sorted(args.tokens or ([0, 10_000] if args.small else [0, 1_000_000]))
+    short, long = args.lengths[0], args.lengths[-1]
+    args.begins = sorted(args.begins or [0, *(short << n for n in range((long // short).bit_length()))])
+    args.longest = max(long, args.begins[-1])
+    if not args.score and (not args.documents or not (args.model or args.small)):
+        p.error("expected --documents, and --model or --small")
+    if args.model:
+        kind = console.read_object(os.path.join(args.model, "config.json")).get("model_type")
+        if kind not in ("bert", "cable_bert"):
+            raise BadInput(f"--model {args.model}: expected model_type bert in config.json, got {json.dumps(kind)}")
+    return args
+
+
+def main(argv):
+    args = parse(argv)
+    if args.score:
+        return score(args, args.score)
+    list(map(need, ("numpy", "tokenizers", "xxhash")))
+    with console.locked(os.path.join(args.out, "data")):
+        plan = prepare(args)
+        if args.small and not os.path.exists(os.path.join(args.model, "model.safetensors")):
+            small_model(args)
+        known = {row["T"] for row in ledger.read(args.csv, dict.fromkeys(KEY, TEXT)) if row["encoding"] == "bm25"}
+        for T in [T for T in (0, *args.lengths) if str(T) not in known]:
+            say(f"BM25 of {T or 'all'} tokens")
+            about = {"encoding": "bm25", "lr": "", "seed": "", "tokens": 0, "reads": "words", "T": T}
+            add_rows(args.csv, plan, about, of_words(args, plan, T))
+        slots = runqueue.slots(args.jobs, args.trainer)
+        code = runqueue.Queue("retriever.py", jobs_of(args, plan), slots).run()
+        if code != runqueue.INTERRUPTED:
+            write_results(args, plan)
+    return code
+
+
+if __name__ == "__main__":
+    console.run(main)
