@@ -114,9 +114,10 @@ class Visit:        # one run of this script: the GPU, the commit, the time left
         except Late as e:
             self.unfinished.append(what)
             return say(f"  {what}: unfinished: {e}")
-        except Failed as e:
+        except (Failed, LookupError, ValueError) as e:      # the last two: a program that prints something else
             self.failed.append(what)
-            found = say(f"  {what}: FAILED: {e}") or {"": "failed"}
+            say(f"  {what}: FAILED: {e!r}")
+            found = {"": "failed"}
         self.put(what, found)
 
 
