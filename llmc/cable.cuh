@@ -221,7 +221,7 @@ template <class Bias, bool Weighted, CableStep Step> struct Cable : Encoding {
     template <class Tensors> void declare(Tensors& t) {
         t.columns("cable.c", t.NH, constant(has_relu ? (float)t.config->value("bias") : 0.0f));         // w_c, c_c
         const double gate = Weighted && has_relu ? t.config->value("gate") : 0.0;
-        const double step = -8 * 0.6931471805599453 / t.NH;                 // log 2
+        const double step = -8 * LN2_HIGH / t.NH;
         const InitRule start = gate > 0 ? ramp((float)(portable_log(gate) + step), (float)step) : constant(0.0f);
         if (Weighted) { t.columns("cable.s", t.NH, start); }                // w_s, c_s
         declare_sums(t);

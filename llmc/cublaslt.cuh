@@ -142,8 +142,8 @@ inline LtPlan lt_plan(const CublasLt& lt, const MatmulArgs& p) {
     return plan;
 }
 
-// Computes p. false: the portable kernel must, without an epilogue: the library's fast kernels need rows that start on
-// 16 bytes.
+// Computes p. Returns false if a row does not start on 16 bytes, which the library's fast kernels need, or if it has no
+// algorithm: the portable kernel then computes p, without its epilogue.
 inline bool cublaslt_product(const MatmulArgs& p, Stream stream) {
     const int unit = 16 / sizeof(floatX);
     const bool rows = leading_dimension(p.A) % unit == 0 && leading_dimension(p.B) % unit == 0;

@@ -125,7 +125,7 @@ int main(int argc, char** argv) {
         } rungs[] = {
             {"three loops: the equation as it stands", matmul1},
             {"the loops exchanged: along rows", matmul2},
-            {"a fragment of C stays in registers", matmul3, "with AVX2: its sums wait for each other"},
+            {"a fragment of C stays in registers", matmul3, "with AVX2: each sum waits for its own last addition"},
             {"a larger fragment hides the latency", matmul4},
             {"blocks of B stay in the cache", matmul5},
             {"shipped: panels, in the order of the reads", matmul6},

@@ -32,7 +32,7 @@ struct OneThread { static constexpr unsigned x = 0; };
 constexpr OneThread threadIdx;
 inline void __syncthreads() {}
 // `lanes` is a SIMD register: arithmetic is elementwise, a float is broadcast. block_matmul keeps MICRO_M x MICRO_N
-// registers of sums: more than 8, as two units start an FMA each in every cycle and a sum waits 4 cycles for its own.
+// registers of sums. More than 8 are best: two units start an FMA each in every cycle, and an FMA takes 4 cycles.
 #if defined(__AVX512F__)
 constexpr int LANES = 16, MICRO_M = 8;                  // 16 of 32 registers hold sums
 #elif defined(__AVX__)

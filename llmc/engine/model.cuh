@@ -132,7 +132,7 @@ template <class Pointers> struct ActivationsOf {
     TensorTable table, position_table;
     std::vector<PositionPart> position_parts;               // the encodings' places in position_table
     float *data = nullptr, *position_data = nullptr;
-    bool used_memory = false;                               // not zeroed
+    bool used_memory = false;                               // may hold anything
     Pointers a;
     DeviceBatch batch;
     const int* kv_len = nullptr;                            // batch.lengths when sequences end before T, else null
@@ -158,7 +158,7 @@ template <class Pointers> struct ActivationsOf {
     int stride(int n) const { return reserved() || decodes() ? T : n; }
     size_t bytes() const {
         const size_t floats = table.total + position_table.total, ints = DeviceBatch::ints((size_t)B * piece);
-        return sizeof(float) * (floats + round_up(ints, (size_t)64)) - lost;        // whole cache lines
+        return sizeof(float) * (floats + round_up(ints, (size_t)64)) - lost;        // chunks lie side by side
     }
     int chunk_of(bool backward) const { return backward ? chunk : chunk / (int)FLOAT_ROWS; }
     // the number of L layers for which an activation is kept

@@ -48,7 +48,7 @@ struct Run {
     Gpu gpu;
     bool trains = false;                                        // otherwise a trained model is used
     int samples = 0;                                            // in an update
-    int my_samples = 0, micro_batches = 0;                      // this rank's share of them; of --pairs, texts
+    int my_samples = 0, micro_batches = 0;                      // this rank's share of them; with --pairs, texts
     bool largest_batch = false;                                 // --B -1, which is 1 until fit_memory()
     int leaf = 1;                                               // micro-batches that share a gradient
     std::unique_ptr<OutputLock> lock;
@@ -229,7 +229,7 @@ int fit_memory(Run& r, const Parameters& p, double buffers, Bytes activations, i
     return fit < most ? std::max(r.o.B, (int)fit) : most;
 }
 
-// Refuses a run that cannot fit, before any allocation. Bytes: activations for o.B sequences, buffers for any B
+// Refuses a run that cannot fit, before any allocation. Bytes: activations for fit_memory()'s sequences, and buffers
 inline void check_memory(Run& r, const Parameters& p, double activations, double buffers) {
     // 1 the host, which holds all tokens of a step: ids, targets, masked ids and DeviceBatch's arrays
     const double tokens = r.trains ? (double)r.micro_batches * r.o.B * r.o.T : 0.0;
@@ -274,6 +274,8 @@ inline void plan_steps(Run& r, ModelConfig& config, uint64_t epoch, int texts = 
     if (o.total_batch < 0) { o.total_batch = (int64_t)o.B * o.T * ranks; }
     const std::string of_ranks = ranks > 1 ? strprintf(" x %d ranks", ranks) : "";
     const std::string of_texts = texts > 1 ? strprintf(" x %d texts", texts) : "";
+    check(texts == 1 || o.total_batch % o.T == 0, "--total_batch %lld: expected a multiple of --T = %d",
+          (long long)o.total_batch, o.T);
     check(o.total_batch % o.T == 0 && o.total_batch / o.T <= INT32_MAX / texts &&
           o.total_batch * texts % ((int64_t)o.B * o.T * ranks) == 0,
           "--total_batch %lld%s: not a multiple of --B x --T = %d x %d%s = %lld tokens", (long long)o.total_batch,

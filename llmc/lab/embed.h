@@ -30,12 +30,12 @@ void embed_documents(Model& model, Acts& acts, const int* ids, const int* length
     copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
 }
 
-// A chunk of rows ends where it would have more padding than this: one more chunk costs about as much.
+// A chunk of rows ends before its padding exceeds this many tokens: one more chunk costs about as much.
 constexpr size_t CHUNK_PADDING = ON_GPU ? 2048 : 64;
 
 // The mean loss of a step's groups, and its gradient: the whole batch's, as no chunk of rows goes back before the loss
-// has all embeddings (Gao et al. 2021). Of the rows by length, row k belongs to leaf k % leaves of the gradient's sum,
-// and all leaves are cut into the same chunks, of at most B rows of acts.T tokens. The first chunks keep their
+// has all embeddings (Gao et al. 2021). Sorted by length, row k belongs to leaf k % leaves of the gradient's sum, and
+// all leaves are cut into the same chunks, of at most B rows. The first chunks keep their
 // activations from the forward to the backward, as many as fit in acts; the others go forward twice, which changes no
 // bit. Ranks share the leaves, but each has all embeddings, because the loss of a query depends on the whole batch.
 template <class Model, class Acts>
@@ -46,7 +46,9 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
     const int ranks = comm().size, rank = comm().rank;
     const size_t rows = (size_t)batch.rows, T = (size_t)batch.T;
     const size_t in_leaf = rows / (size_t)leaves;
-    check(rows % leaves == 0 && leaves % ranks == 0, "%d ranks cannot share %zu rows in %d parts", ranks, rows, leaves);
+    check(rows % leaves == 0 && leaves % ranks == 0,
+          "expected parts that divide %zu rows and are shared by %d ranks, got %d", rows,
+          ranks, leaves);
     // 1 the order of the rows in c.emb, leaf by leaf, and the chunks of a leaf
     std::vector<size_t> sorted(rows), order(rows);
     std::iota(sorted.begin(), sorted.end(), (size_t)0);
@@ -54,9 +56,10 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
     std::stable_sort(sorted.begin(), sorted.end(), longer);
     for (size_t k = 0; k < rows; k++) { order[k % leaves * in_leaf + k / leaves] = sorted[k]; }
     const struct { int B, T; } most = {B, acts.T};
+    const bool whole = model.config.position.scaling == RopeScaling::LongRoPE;          // its factors depend on T
     const std::vector<RowBatch> cuts = row_batches(in_leaf, most, [&](size_t k) {       // leaf 0 has the longest
-        return std::min(round_up((size_t)batch.lengths[order[k]], (size_t)8), T);
-    }, CHUNK_PADDING);
+        return whole ? T : std::min(round_up((size_t)batch.lengths[order[k]], (size_t)8), T);
+    }, CHUNK_PADDING, (size_t)B);
     // 2 the memory of this rank's chunks
     acts.batch.reserve(rows + rows / ranks * T * DeviceBatch::ints(1));
     int* host = acts.batch.pinned;
@@ -69,7 +72,8 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
         for (const RowBatch& cut : cuts) {
             Acts a = activations_describe(model, (int)cut.n, (int)cut.T, Purpose::Train, recompute);
             const size_t floats = a.bytes() / sizeof(float), all = acts.bytes() / sizeof(float);
-            check(floats <= all, "%zu x %zu tokens do not fit in %d x %d", cut.n, cut.T, acts.B, acts.T);
+            check(floats <= all, "a chunk of %zu x %zu tokens: expected at most the room of %d x %d", cut.n, cut.T,
+                  acts.B, acts.T);
             const bool fits = kept == chunks.size() && used + floats <= all;
             activations_allocate(a, acts.data + (fits ? used : 0));
             a.batch.pinned = host;

@@ -51,17 +51,19 @@ struct Progress {
 // The rows of one forward: n rows from `first` on, padded to T, the longest row's length
 struct RowBatch { size_t first, n, T; };
 
-// `rows` rows in batches, in order: each batch has as many as acts has room for, and at most `padding` tokens that fill
-// up rows shorter than earlier ones. length(i): tokens in row i. The number of ranks changes no batch, because the bits
-// of a matrix product may depend on its number of rows.
+// `rows` rows in batches, in order: each batch has as many as acts has room for, but at most `most`, and at most
+// `padding` tokens that fill up rows shorter than earlier ones. length(i): tokens in row i. The number of ranks changes
+// no batch, because the bits of a matrix product may depend on its number of rows.
 template <class Acts, class Length>
-std::vector<RowBatch> row_batches(size_t rows, const Acts& acts, Length length, size_t padding = SIZE_MAX) {
+std::vector<RowBatch> row_batches(size_t rows, const Acts& acts, Length length, size_t padding = SIZE_MAX,
+                                  size_t most = SIZE_MAX) {
     std::vector<RowBatch> batches;
     for (RowBatch b = {0, 0, 0}; b.first < rows; b = {b.first + b.n, 0, 0}) {
         for (size_t padded = 0; b.first + b.n < rows; b.n++) {
             const size_t tokens = length(b.first + b.n), longest = std::max(b.T, tokens);
             padded += longest - tokens;
-            if (b.n > 0 && (padded > padding || b.n + 1 > sequences_that_fit(acts, (int)longest))) { break; }
+            const size_t room = std::min(most, (size_t)sequences_that_fit(acts, (int)longest));
+            if (b.n > 0 && (padded > padding || b.n + 1 > room)) { break; }
             b.T = longest;
         }
         batches.push_back(b);

@@ -290,7 +290,7 @@ static __global__ void carope_kernel(floatX* x, float* dS, double* S_origin, con
     const int counted = kv_len == nullptr ? T : kv_len[bh / NH];                // padding has no gradient
     S_origin += blockIdx.x * (size_t)ceil_div(stride, CABLE_CHUNK);
     dS += Back ? blockIdx.x * (size_t)T : 0;
-    // as in cable_forward_kernel: from the first token of the chunk of token t0 - 1, for the same bits
+    // as in cable_forward: from the first token of the chunk of token t0 - 1, for the same bits
     int start = imax(t0 - 1, 0) / CABLE_CHUNK * CABLE_CHUNK;
     double origin = start == 0 ? 0.0 : S_origin[start / CABLE_CHUNK];
     __syncthreads();

@@ -59,16 +59,16 @@ inline std::vector<float> embeddings(Random& random, ContrastiveShape s, double 
 }
 
 struct ContrastiveResult { std::vector<float> losses, demb; };
-// The rows of emb and demb stand in another order, drawn by `order`; 0: in this one.
+// The rows of emb and demb stand in a random order.
 inline ContrastiveResult contrastive_of(const std::vector<float>& emb, ContrastiveShape s, float temperature,
-                                        float dloss, uint64_t order = 1) {
+                                        float dloss) {
     const int Q = (int)s.Q;
     const int M = (int)s.M;
     const int C = (int)s.C;
     std::vector<int> places(s.Q + s.M);
     std::iota(places.begin(), places.end(), 0);
-    std::sort(places.begin(), places.end(),
-              [&](int a, int b) { return order > 0 && hash64(order, (uint64_t)a) < hash64(order, (uint64_t)b); });
+    const auto draw = [](int row) { return hash64(1, (uint64_t)row); };
+    std::sort(places.begin(), places.end(), [&](int a, int b) { return draw(a) < draw(b); });
     const auto moved = [&](const std::vector<float>& x, bool back) {
         std::vector<float> y(x.size());
         for (size_t r = 0; r < places.size(); r++) {

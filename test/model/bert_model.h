@@ -124,7 +124,7 @@ inline Gradient gradient_of(Model& model, Activations& acts, const std::vector<i
 
 struct Contrast : Gradient { std::vector<float> embeddings; };
 
-// The embeddings in the order of the batch. B: rows in the largest chunk, 0: as many as acts has; counts pooled chunks
+// pooled_chunks: the calls of pooling_forward_kernel. B: a chunk has room for B rows; 0: for acts.B
 inline int pooled_chunks = 0;
 inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, double tau, int recompute = 0,
                             int B = 0, int leaves = 1) {

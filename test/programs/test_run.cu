@@ -542,7 +542,9 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint, to each of its 
         const Outcome o = place.evaluate(step, flags + more);
         const Outcome text = place.run(Flags().set("--load", step).with("--generate a --tokens 60 " + flags));
         REQUIRE(text.code == 0);
-        return std::vector<std::string>{o.out, untimed_log(log), text.out};
+        std::string scores;
+        for (const Json& j : of_kind(json_lines(log + "/log.jsonl"), "hellaswag_example")) { scores += j.dump(); }
+        return std::vector<std::string>{o.out, untimed_log(log), text.out, scores};
     };
     struct Kind { const char *flag, *settled, *type; double factor; };
     for (const Kind& k : {Kind{"pi:4", "pi:4", "linear", 4}, Kind{"ntk:3.5", "ntk:3.5", "ntk", 3.5},
@@ -567,7 +569,7 @@ TEST_CASE("run: how rope is stretched belongs to the checkpoint, to each of its 
         }
         CHECK(used(step, std::string("--rope_scaling ") + k.settled) == stored);
         const auto none = used(step, "--rope_scaling none");
-        for (size_t i = 0; i < 3; i++) { CHECK(none[i] != stored[i]); }
+        for (size_t i = 0; i < 4; i++) { CHECK(none[i] != stored[i]); }
         CHECK(!contains(none[1], "rope_scaling"));
         const Outcome other = place.evaluate(step, "--rope_scaling none");
         CHECK(contains(other.err, "--rope_scaling none, not " + std::string(k.settled) + " as in"));
