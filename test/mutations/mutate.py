@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""mutate.py -- plants faults in a copy of the sources, one at a time, and says which of them no test sees.
+"""mutate.py -- plants faults in a copy of the sources and says which of them no test sees.
 
     make mutations                                  the faults of known.tsv, which tests are known to see
     test/mutations/mutate.py --only ID...           some of them
@@ -7,17 +7,22 @@
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is missing,
-or the change changes nothing. `reached by no test`: no test program includes the file. What does not compile does not
-count. Without faults every test must pass, and some must run; anything else is an error. known.tsv names the tests of
-its faults; a drawn fault meets the programs that include its file, or the scripts' tests that name it, those first that
-have killed most in a second (SHORT in dev/test.py), for at most 5 minutes. With --minutes a run ends after so long; no
-result is kept. The exit code is 1 if a known fault survived, 2 after an error."""
+or the change changes nothing. `out of time`: 15 minutes of tests have passed, and others are left. `changes no
+program`: what is built is the same. `reached by no test`: no test includes the file. What does not compile does not
+count. A test that fails with a fault must pass without it; anything else is an error.
+
+known.tsv names the tests of its faults. A drawn fault meets the programs that include its file and are another with it,
+or the scripts' tests that name a script or what imports it: those of `make test` (SHORT in dev/test.py), then the rest;
+of these, what bears the file's name, then what has killed most in a second. What came of each is a row of
+dev/results/mutations.csv, and is not run again; a fault that changes nothing leaves the score once the row's last cell
+says why. The exit code is 1 if a known fault survived, 2 after an error."""
 import collections
+import concurrent.futures
 import filecmp
 import functools
 import glob
-import math
 import os
+import queue
 import random
 import re
 import shutil
@@ -25,6 +30,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 
 ROOT = os.path.normpath(os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", ".."))
@@ -35,13 +41,14 @@ from console import BadInput    # noqa: E402
 import test as runner       # noqa: E402, dev/test.py
 
 KNOWN = os.path.join(ROOT, "test/mutations/known.tsv")
+RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
 # seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; for a drawn fault
-LIMIT, SPARE, MOST = 7200, 20, 300
+LIMIT, SPARE, MOST = 7200, 300, 900
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
 TOOLS = ("test_mutate", "test_make", "test_lint", "test_gpu_check")     # do not test what is drawn
 
 # tests: of known.tsv, each PROGRAM or FILE.py, what it is to run after a colon, what else is built after plus signs
-Fault = collections.namedtuple("Fault", "id file line before after tests")
+Fault = collections.namedtuple("Fault", "id file line before after tests operator", defaults=["", ""])
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -79,8 +86,9 @@ def exchange(words):
 
 
 def swapped(m):
-    """f(b, a) of f(a, b); None of a declaration, whose arguments are two words each"""
-    return None if re.search(r"\w[*&]* [*&]*\w", m[2] + "," + m[3]) else f"{m[1]}{m[3]}, {m[2]}"
+    """f(b, a) of f(a, b); None of a declaration, whose arguments are two words each, and of a part of a list"""
+    parts = any(text.count(a) != text.count(b) for text in m.groups()[1:] for a, b in ("[]", "{}"))
+    return None if parts or re.search(r"\w[*&]* [*&]*\w", m[2] + "," + m[3]) else f"{m[1]}{m[3]}, {m[2]}"
 
 
 def deleted(m):
@@ -92,7 +100,7 @@ def deleted(m):
 OPERATORS = {
     "off by one": exchange([(" < ", " <= "), (" > ", " >= "), (" + 1",), (" - 1",)]),
     "sign": exchange([(" + ", " - "), (" += ", " -= "), (" == ", " != "), (" && ", " || "), (" and ", " or "), ("!",)]),
-    "arguments": (r"\b(?!i?(?:min|max)\()(\w+\()([^\s(),][^(),]*), ([^\s(),][^(),]*)(?=[,)])", swapped),
+    "arguments": (r"\b(?<!def )(?!i?(?:min|max)\()(\w+\()([^\s(),][^(),]*), ([^\s(),][^(),]*)(?=[,)])", swapped),
     "constant": (r"(?<![\w.])\d+(?![\w.])", lambda m: str(int(m[0]) + 1)),
     "statement": (r"^(\s+)(?!(?:return|yield)\b)(?:[*\w.\->\[\]+]+(?: [-+*/|&]?= |\()[^;]*(;)|"
                   r"[\w.\[\]]+(?:\(.*\)| [-+*/|]?= [^;{]*[^;{(\[,\\]))$", deleted),
@@ -136,125 +144,310 @@ def draw(seed, count):
         for operator in rng.sample(sorted(OPERATORS), len(OPERATORS)):
             changed = mutated(operator, line, rng)
             if changed is not None and len(faults) < count:
-                faults.append(Fault(f"seed {seed}, {len(faults)}: {operator}", path, number, line, changed, ""))
+                faults.append(Fault(f"{seed}, {len(faults)}", path, number, line, changed, operator=operator))
                 break
     return faults
 
 
 # ----------------------------------------------------------------------------------------------------------
-# a copy of the sources, and what its tests say
+# copies of the sources, and what their tests say
 
 class Tree:
-    def __init__(self, path, minutes):
-        self.path, self.end, self.green, self.errors = path, time.monotonic() + 60 * minutes, {}, []
+    """a copy of the sources, in which make and the tests run"""
+    stopped, running = False, set()             # of all: whether they end, their processes
+
+    def __init__(self, name):
+        self.path, self.built = os.path.join(ROOT, "build", "mutations", name), set()
+        self.spent = 0                                  # seconds of processors
         tracked = subprocess.run(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], check=True,
                                  cwd=ROOT, stdout=subprocess.PIPE).stdout.decode().split("\0")
         for name in filter(None, tracked):
-            here, copy = os.path.join(ROOT, name), os.path.join(path, name)
+            here, copy = os.path.join(ROOT, name), os.path.join(self.path, name)
             if os.path.isfile(here) and not (os.path.isfile(copy) and filecmp.cmp(here, copy, shallow=False)):
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
                 shutil.copy(here, copy)                 # only what differs, so that make builds only what it must
 
-    def command(self, words, limit):
+    def command(self, words, limit, **environment):
         """(exit code, None where it took too long; what it printed)"""
-        if time.monotonic() > self.end:
-            raise console.Interrupted
         # a short path for temporary files: tests look at the width of what is printed
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile() as out:
-            environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, "TMPDIR": scratch}
+            environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, **environment}
             p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
-                                 env={**environment, "PYTHONDONTWRITEBYTECODE": "1"}, **console.OWN_GROUP)
-            try:
-                code = p.wait(limit)
-            except subprocess.TimeoutExpired:
-                code = None
-            finally:                                    # what it has started and left behind ends too
-                try:
-                    os.killpg(p.pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
-                p.wait()
+                                 env={**environment, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"},
+                                 **console.OWN_GROUP)
+            Tree.running.add(p.pid)
+            late, begin = threading.Timer(limit, end_group, [p.pid]), time.monotonic()
+            late.start()
+            _, status, usage = os.wait4(p.pid, 0)
+            late.cancel()
+            p.returncode = os.waitstatus_to_exitcode(status)
+            code = p.returncode if time.monotonic() < begin + limit else None
+            end_group(p.pid)                            # what it has started and left behind
+            Tree.running.discard(p.pid)
+            self.spent += usage.ru_utime + usage.ru_stime
+            if Tree.stopped:
+                raise console.Interrupted
             out.seek(0)
             return code, out.read().decode(errors="replace")
 
-    def make(self, test):
-        """whether what the test needs compiles"""
-        program, *needed = re.sub(r":[^+]*", "", test).split("+")
-        targets = [name for name in (program, *needed) if not name.endswith(".py")]
-        return not targets or self.command(["make", f"-j{runner.JOBS}", "CPPFLAGS=-w", *targets], LIMIT)[0] == 0
+    def make(self, *words, **environment):
+        """without the name of the commit, so that the same code is the same program"""
+        return self.command(["make", f"-j{runner.JOBS}", *words], LIMIT, **environment,
+                            GIT_CEILING_DIRECTORIES=os.path.dirname(self.path))
+
+    def build(self, names, **environment):
+        """whether they compile; make takes a second even where it finds nothing to do"""
+        missing = [name for name in names if name not in self.built]
+        if missing and self.make(*missing, **environment)[0] != 0:
+            return False
+        self.built.update(missing)
+        return True
+
+    def code(self, program):
+        """a program without its debug information, which names the directory"""
+        with tempfile.NamedTemporaryFile() as out:
+            subprocess.run(["strip", "--strip-debug", "-o", out.name, os.path.join(self.path, program)], check=True)
+            return console.read_bytes(out.name)
 
     def run(self, test, limit):
-        """(exit code, None where it did not end; what dev/test.py reads in what it prints)"""
+        """(exit code, None where it did not end; what it printed, what dev/test.py reads in that)"""
         program, _, what = test.partition("+")[0].partition(":")
         words, read = runner.command_of(program, [])
-        code, text = self.command([*words, *filter(None, [what])], limit)
-        return code, read(text, code)
+        stop = ["-f"] if program.endswith(".py") else []       # at the first failure
+        code, text = self.command([*words, *stop, *filter(None, [what])], limit)
+        return code, text, read(text, code)
+
+    def put(self, name, text):
+        if not name.endswith(".py"):
+            self.built.clear()
+        with open(os.path.join(self.path, name), "w", encoding="utf-8", newline="") as f:
+            f.write(text)
+
+
+def end_group(pid):
+    try:
+        os.killpg(pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+
+
+def targets(test):
+    """what make builds for it"""
+    return [name for name in re.sub(r":[^+]*", "", test).split("+") if not name.endswith(".py")]
+
+
+def name_of(test):
+    return runner.name(re.match(r"[^:+]*", test)[0])
+
+
+class Planter:
+    def __init__(self):
+        self.clean, self.green, self.errors, self.lock = Tree("clean"), {}, set(), threading.Lock()
+
+    @functools.lru_cache(maxsize=None)
+    def built(self, test):
+        """whether what the test needs compiles without a fault"""
+        with self.lock:
+            return self.clean.build(targets(test))
 
     def passes(self, test):
         """its seconds without a fault, None where it does not pass"""
         if test not in self.green:
-            built, begin, self.green[test] = self.make(test), time.monotonic(), None
-            code, result = self.run(test, LIMIT) if built else (1, None)
-            if code == 0 and result and result.passed:
-                self.green[test] = time.monotonic() - begin
-            else:
-                self.errors.append(test)
+            begin = time.monotonic()
+            code, _, result = self.clean.run(test, LIMIT) if self.built(test) else (1, "", None)
+            self.green[test] = time.monotonic() - begin if code == 0 and result and result.passed else None
+            if self.green[test] is None:
                 print(f"error: {test}: expected tests that pass without a fault, got {result}, exit code {code}")
                 for why in result.skipped if result else ():
                     print(f"skipped: {test} | {why}")
+        if self.green[test] is None:
+            self.errors.add(test)
         return self.green[test]
 
+    def red(self, tree, test):
+        """What says that the test sees the fault, None where it does not. Whether it passes without the fault is only
+        asked if it fails, of a script's test that of the first that failed."""
+        limit = SPARE + 5 * (self.green.get(test) or 0)
+        code, text, result = tree.run(test, limit)
+        if code is None or code == 0 and not (result and result.passed):
+            if self.passes(test) is None:
+                return None
+            if SPARE + 5 * self.green[test] > limit:
+                code, text, _ = tree.run(test, SPARE + 5 * self.green[test])
+        if not code:
+            return "did not end" if code is None else None
+        said = re.search(r"^(?:FAIL|ERROR): (.*)|^(\S+:\d+): FAILED|^(\S.*?) +FAILED|^(.*[Ee]rror.*)", text, re.M)
+        said = next(filter(None, said.groups()))[:100] if said else f"exit code {code}"
+        first = re.search(r"\(__main__\.([\w.]+)", said)
+        if first and ":" not in test:
+            test = test.replace(".py", f".py:{first[1]}", 1)
+        return said if self.passes(test) is not None else None
+
     def tests_of(self, fault):
-        """known.tsv's, else those that include the file or name it, those first that have killed most in a second"""
+        """known.tsv's, else all that the file reaches: as the top of this file says"""
         if fault.tests:
             return fault.tests.split()
+        base = os.path.basename(fault.file).partition(".")[0]
         if fault.file.endswith(".py"):
-            name = re.compile(rf"\b{os.path.basename(fault.file)[:-3]}\b")
-            found = [p for p in glob.glob("test/*/test_*.py", root_dir=ROOT) if name.search(source(p))]
+            names = naming(base)
+            found = [t for t in self.tests() if ".py" in t and names.search(source(t.partition("+")[0]))]
         else:
-            found = [p for p, objects in self.linked().items() if any(
-                fault.file in map(os.path.normpath, source(d).split()) for o in objects
-                if os.path.exists(d := os.path.join(self.path, o[:-2] + ".d")))]
-        rate = {name: kills / (1 + seconds) for name, (seconds, kills) in runner.SHORT.items()}
-        return sorted((p for p in found if not any(tool in p for tool in TOOLS)),
-                      key=lambda p: -rate.get(runner.name(p), 0))
+            found = [test for test in self.tests() if any(fault.file in self.sources(t) for t in targets(test))]
+        return sorted(found, key=functools.partial(self.turn, fault.file))
+
+    def turn(self, file, test):
+        """the place of a test in the order"""
+        seconds, kills = runner.SHORT.get(name_of(test), (0, 0))
+        near = [f"test_{os.path.basename(name).partition('.')[0]}" in test for name in (file, os.path.dirname(file))]
+        return (name_of(test) not in runner.SHORT, not near[0], not near[1], test.split("+")[0] in runner.WAITS,
+                -kills / (1 + seconds), test.startswith("test/"), test)
 
     @functools.lru_cache(maxsize=None)
-    def linked(self):
-        """{program: the objects that make links it from}"""
-        programs = [p for p in runner.plan("test", [])[0] if not p.endswith(".py")]
-        lines = self.command(["make", "-nB", "CPPFLAGS=-w", *programs], LIMIT)[1].split("\n")
-        return {m[1]: re.findall(r"build/\S+\.o", line) for line in lines
-                if (m := re.search(r" -o (build/\S+)(?<!\.o)(?:\s|$)", line)) and m[1] in programs}
+    def tests(self):
+        """each test of make test and make test-long, with the trainers that it starts"""
+        started = runner.TRAINERS + runner.OTHER_TRAINERS + runner.COMM_PROGRAMS + runner.SIMT_TRAINERS
+        tests = []
+        for program in runner.plan("test", [])[0] + runner.plan("test-long", [])[0]:
+            file = program if program.endswith(".py") else f"test/{name_of(program)}.cu"
+            text = source(file) if program.endswith(".py") or "/programs/" in file else ""
+            needed = [name for name in started if name in text]
+            if re.search(r"TRAINER|\btrain_(gpt2|bert)\b", text) or "/programs/" in file:
+                needed += runner.TRAINERS
+            if file.startswith("test/simt/") and program.endswith(".py"):
+                needed += runner.SIMT_TRAINERS
+            if not any(tool in program for tool in TOOLS):
+                tests.append("+".join(dict.fromkeys([program, *needed])))
+        return tests
 
-    def verdict(self, fault):
-        """what comes of it"""
-        path, text, begin = os.path.join(self.path, fault.file), source(fault.file), time.monotonic()
+    @functools.lru_cache(maxsize=None)
+    def rules(self):
+        """{what make builds: the words of its command that it is built of}"""
+        lines = self.clean.make("-nB", *{t for test in self.tests() for t in targets(test)})[1].split("\n")
+        return {m[1]: [word for word in line.split() if re.search(r"\.(o|c|cu|cuh|h)$", word)] for line in lines
+                if (m := re.search(r" -o (\S+)(?<!\.text)(?:\s|$)", line))}
+
+    @functools.lru_cache(maxsize=None)
+    def sources(self, target):
+        """the files of which it is built"""
+        found, left = set(), [target]
+        while left:
+            if (name := left.pop()) in found:
+                continue
+            found.add(name)
+            left += self.rules().get(name, [])
+            if os.path.isfile(os.path.join(ROOT, name)) and re.search(r"\.(c|cu|cuh|h)$", name):
+                for included in re.findall(r'^\s*#\s*include [<"](.*)[>"]', source(name), re.M):
+                    places = (os.path.normpath(os.path.join(folder, included))
+                              for folder in (os.path.dirname(name), "", "test/simt"))
+                    left += [place for place in places if os.path.isfile(os.path.join(ROOT, place))][:1]
+        return found
+
+    def verdict(self, tree, fault):
+        """(what comes of it, the test that says so, what that test said)"""
+        text, begin, met = source(fault.file), time.monotonic(), False
         start = sum(len(line) + 1 for line in text.split("\n")[:fault.line - 1])
-        changed = text[:start] + text[start:].replace(fault.before, fault.after, 1)
-        tests = [test for test in self.tests_of(fault) if self.passes(test) is not None]
-        with open(path, "w", encoding="utf-8", newline="") as f:
-            f.write(changed)
+        changed, tests = text[:start] + text[start:].replace(fault.before, fault.after, 1), self.tests_of(fault)
+        tree.put(fault.file, changed)
         try:
-            if path.endswith(".py"):
-                compile(changed, path, "exec")
+            if fault.file.endswith(".py"):
+                compile(changed, fault.file, "exec")
             for test in tests:
-                if not self.make(test):
-                    return "does not compile"
-                code, _ = self.run(test, SPARE + 5 * self.green[test])
-                if code != 0:
-                    how = "" if code else ", which did not end"
-                    return f"killed by {os.path.basename(test.partition(':')[0])}{how}"
                 if not fault.tests and time.monotonic() - begin > MOST:
-                    break
+                    return "out of time", test, ""
+                if not self.built(test):
+                    self.passes(test)
+                    continue
+                if not tree.build(targets(test), CCACHE_READONLY="1"):
+                    return "does not compile", "", ""
+                if not fault.file.endswith(".py") and all(self.clean.code(t) == tree.code(t) for t in targets(test)):
+                    continue
+                if (said := self.red(tree, test)) is not None:
+                    return "killed", name_of(test), said
+                met = met or test not in self.errors
         except SyntaxError:
-            return "does not compile"
+            return "does not compile", "", ""
         finally:
-            with open(path, "w", encoding="utf-8", newline="") as f:
-                f.write(text)
-        if fault.tests and not tests:
-            return "no result"
-        return "survived" if tests else "reached by no test"
+            tree.put(fault.file, text)
+        if fault.tests and not met and self.errors & set(tests):
+            return "no result", "", ""
+        unmet = "changes no program" if tests else "reached by no test"
+        return "survived" if met else unmet, "", ""
+
+
+def naming(base):
+    """a pattern that finds in a test what it imports or runs: this script, or one that imports it"""
+    scripts = {p: source(p) for p in glob.glob("*/**/*.py", root_dir=ROOT, recursive=True)
+               if re.match(r"scripts|data|dev/", p)}
+    names, more = set(), {base}
+    while more:
+        names |= more
+        word = rf"(?:{'|'.join(map(re.escape, names))})\b"
+        pattern = re.compile(rf"['\"/ ]{word}\.py\b|^\s*(?:import .*\b{word}|from {word} import)|"
+                             rf"import_module\(['\"]{word}", re.M)
+        more = {os.path.basename(p)[:-3] for p, text in scripts.items() if pattern.search(text)} - names
+    return pattern
+
+
+# ----------------------------------------------------------------------------------------------------------
+# results
+
+def row_of(fault, commit, result, test, said, seconds):
+    seed, number = fault.id.split(", ")
+    return {"seed": seed, "number": number, "commit": commit, "file": fault.file, "line": str(fault.line),
+            "operator": fault.operator, "before": fault.before.strip(), "after": fault.after.strip(), "result": result,
+            "test": test, "said": console.one_line(said), "make_test": "yes" if test in runner.SHORT else "",
+            "seconds": f"{seconds:.0f}", "equivalent": ""}
+
+
+def results(faults):
+    """{id: the row} of those that have been planted"""
+    rows = {f"{row['seed']}, {row['number']}": row for row in ledger.read(RESULTS)}
+    for fault in faults:
+        row = rows.get(fault.id)
+        drawn = fault.file, fault.before.strip(), fault.after.strip()
+        if row and drawn != (row["file"], row["before"], row["after"]):
+            raise BadInput(f"{RESULTS}: {fault.id}: expected {row['before']} in {row['file']}, got {drawn[1]} in "
+                           f"{drawn[0]}: the sources have changed since {row['commit']}; take another seed")
+    return {fault.id: rows[fault.id] for fault in faults if fault.id in rows}
+
+
+def print_scores(rows):
+    rows = [row for row in rows if row["result"] != "does not compile" and not row["equivalent"]]
+    killed = [row for row in rows if row["result"] == "killed"]
+    for row in rows:
+        if not (row["result"] == "killed" and row["make_test"]):
+            print(f"{row['seed']}, {row['number']}: {row['result']} {row['test']}  {row['file']}:{row['line']}\n"
+                  f"- {row['before']}\n+ {row['after']}")
+    for what, seen in ("make test", [row for row in killed if row["make_test"]]), ("all tests", killed):
+        print(f"seen by {what}: {len(seen)} of {len(rows)}" + f", {100 * len(seen) / len(rows):.0f} %" * bool(rows))
+
+
+def plant(faults):
+    """yields (fault, what comes of it, the test that says so, what that test said, seconds of processors)"""
+    trees, planter = queue.SimpleQueue(), Planter()
+    for n in range(min(runner.JOBS, len(faults))):
+        trees.put(Tree(f"tree{n}"))
+
+    def work(fault):
+        tree = trees.get()
+        before = tree.spent
+        try:
+            return fault, *planter.verdict(tree, fault), tree.spent - before
+        finally:
+            trees.put(tree)
+
+    with concurrent.futures.ThreadPoolExecutor(runner.JOBS) as pool:
+        try:
+            for done in concurrent.futures.as_completed([pool.submit(work, fault) for fault in faults]):
+                yield done.result()
+        except BaseException:
+            Tree.stopped = True
+            pool.shutdown(wait=False, cancel_futures=True)
+            for pid in list(Tree.running):
+                end_group(pid)
+            raise
+    if planter.errors:
+        raise BadInput(f"no result: {', '.join(sorted(planter.errors))}")
 
 
 def main(argv):
@@ -263,36 +456,39 @@ def main(argv):
     p.add_argument("--count", type=console.positive, default=20, help="number of faults drawn [20]")
     p.add_argument("--ci", action="store_true", help="3 cheap ones of the list, drawn by the commit")
     p.add_argument("--only", nargs="+", default=[], metavar="ID", help="only these")
-    p.add_argument("--minutes", type=float, default=math.inf, help="end after so long")
     args = p.parse_args(argv)
     signal.signal(signal.SIGINT, signal.default_int_handler)    # which a job in the background ignores; tests must not
     os.chdir(ROOT)
-    faults = draw(args.seed, args.count) if args.seed is not None else read_known(KNOWN, args.ci)
+    drawn, commit = args.seed is not None, ledger.commit()
+    faults = draw(args.seed, args.count) if drawn else read_known(KNOWN, args.ci)
     if args.ci:
-        faults = random.Random(ledger.commit().rstrip("+")).sample(faults, min(3, len(faults)))
+        faults = random.Random(commit.rstrip("+")).sample(faults, min(3, len(faults)))
     if unknown := set(args.only) - {f.id for f in faults}:
         raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
     faults = [f for f in faults if f.id in (args.only or [f.id])]
-    tree, counts = Tree(os.path.join(ROOT, "build", "mutations", "tree"), args.minutes), collections.Counter()
+    rows = results(faults) if drawn else {}
+    faults, counts, error = [f for f in faults if f.id not in rows], collections.Counter(), None
     try:
-        if args.seed is not None:                       # .d files say who includes what
-            tree.command(["make", "-k", f"-j{runner.JOBS}", "CPPFLAGS=-w",
-                          *(p for p in runner.plan("test", [])[0] if not p.endswith(".py"))], LIMIT)
-        for fault in faults:
-            result = tree.verdict(fault)
-            counts[re.match(r"killed|.*", result)[0]] += 1
-            print(f"[{counts.total()}/{len(faults)}] {fault.id}, {fault.file}: {result}", flush=True)
-            if result in ("survived", "reached by no test"):
+        for fault, result, test, said, seconds in plant(faults):
+            counts[result] += 1
+            by = f" by {test}: {said}" * (result == "killed")
+            print(f"[{counts.total()}/{len(faults)}] {fault.id}, {fault.file}: {result}{by}", flush=True)
+            if drawn:
+                rows[fault.id] = row_of(fault, commit, result, test, said, seconds)
+                ledger.add(RESULTS, [rows[fault.id]], ("seed", "number"), "faults that mutate.py drew by a seed")
+            elif result != "killed":
                 print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}", flush=True)
-    except console.Interrupted:
-        print(f"{len(faults) - counts.total()} faults are left")
+    except BadInput as e:
+        error = e
+    if drawn:
+        print_scores(rows.values())
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
-    if tree.errors:
-        raise BadInput(f"no result: {', '.join(tree.errors)}")
+    if error:
+        raise error
     missed = len(faults) - counts["killed"] if args.ci else counts["survived"]
     if args.ci:
         print(f"{counts['killed']} passed, {missed} failed")
-    return 1 if missed and args.seed is None else 0
+    return 1 if missed and not drawn else 0
 
 
 if __name__ == "__main__":

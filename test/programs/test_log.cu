@@ -174,10 +174,9 @@ TEST_CASE("log: a line that no log has is refused by its number, in little memor
         write_file(path, path == json_log ? ours : main_ours);
     };
     const size_t many = 100000;
-    std::string arrays(2 * many, ']'), objects;
-    std::fill_n(arrays.begin(), many, '[');
+    std::string objects;
     for (size_t i = 0; i < many; i++) { objects += "{\"a\":"; }
-    refused(json_log, arrays, "nested deeper");
+    refused(json_log, std::string(33, '[') + std::string(33, ']'), "nested deeper than 32 levels");
     refused(json_log, objects + "1" + std::string(many, '}'), "nested deeper");
     refused(json_log, "{\"a\":1,\"a\":2}", "appears twice");
     for (const std::string& path : {json_log, main_log}) {

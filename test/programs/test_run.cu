@@ -1005,7 +1005,8 @@ TEST_CASE("run: a loss that is not finite stops the run and reaches no checkpoin
     Place place;
     const Outcome o = place.run(place.base.with("--steps 60 --checkpoint_every 5 --lr 1e30 --schedule constant"));
     CHECK(o.code == EXIT_DIVERGED);
-    CHECK(contains(o.err, strprintf("%d updates in a row were skipped", MAX_BAD_STEPS)));
+    CHECK(contains(o.err, strprintf("%d updates in a row were skipped, the last at step %d: ", MAX_BAD_STEPS,
+                                    MAX_BAD_STEPS + 1)));
     CHECK(contains(o.err, "non-finite"));
     CHECK(contains(o.out, "SKIPPED: non-finite loss"));
     check_each_step_once(place.out(), MAX_BAD_STEPS + 1);

@@ -179,7 +179,9 @@ class TestConsole(Folder):
         with mock.patch("secrets.token_hex", return_value="0" * 16):    # a name that somebody else has
             self.assertRaisesRegex(OSError, "File exists", console.write_whole, self.path("there", "a"), "lost")
         self.assertEqual((self.read("there", "a"), len(os.listdir(self.path("there")))), ("second", 3))
+        files = os.listdir("/proc/self/fd")
         console.write_whole(self.path("there", "a"), "fourth")
+        self.assertEqual(len(os.listdir("/proc/self/fd")), len(files))
         self.assertEqual(stat.S_IMODE(os.stat(self.path("there", "a")).st_mode), 0o604)
         killed = program("import os\nos.replace = lambda *_: os.kill(os.getpid(), 9)\nconsole.write_whole('a', 'x')")
         subprocess.run([sys.executable, "-c", killed], cwd=self.path("there"))

@@ -235,6 +235,14 @@ class Engine(Case):
                     found = self.split(self.path(ending + str(seed)))
                     self.assertEqual(sorted(found), sorted([text] if ending == "txt" else ["first", text, "last"]))
 
+    def test_a_window_is_as_long_as_its_last_document(self):
+        """what follows a window counts for the next one, also where a document has begun"""
+        reader = mock.Mock()
+        reader.pieces.return_value = [sources.Piece(b"a" * n, True, last) for n, last in (
+            (60, True), (50, False), (60, True), (99, True), (1, True))]
+        found = [[len(p.text) for p in w.pieces] for w in sources.windows(reader, [mock.Mock(weight=1)], None, 100)]
+        self.assertEqual(found, [[60], [50, 60], [99, 1], []])
+
     def test_last_shard_exactly_full(self):
         data = self.build("o", [self.write("in/a.txt", "x" * 999)], shard=500)
         self.assertEqual([s["tokens"] for s in data["shards"]], [500, 500])
@@ -1700,6 +1708,13 @@ class WithoutAVocabulary(Folder):
                 self.assertEqual(list(ids), [256, *wanted.encode()])
             source = json.loads(read(self.path(join, "manifest.json")))["source"]
             self.assertEqual((source["join"], source["text"], source["documents"]), (join, "word-level", "split"))
+        self.write("in/wiki.valid.raw", "".join(lines))
+        for name in ("train", "test"):
+            self.write(f"in/wiki.{name}.raw", " = A = \n")
+        with mock.patch.dict(wikitext.KNOWN, {(2, raw, "file"): {"val": 5} for raw in (False, True)}):
+            for raw, counted in ([], "\n"), (["--raw"], "; expected 5: is this another text?"):   # the same raw splits
+                said = self.prepare(wikitext.main, f"103{raw}", "--size", "103", *raw)
+                self.assertIn(f"val: {len(''.join(lines))} tokens without <|endoftext|>{counted}", said)
 
     def test_a_document_has_room_for_its_frame(self):
         group = b"abc\0abcd\0abcde\0"
