@@ -319,7 +319,7 @@ class Alibi(nn.Module):
         if position["name"] == "alibi_random":
             slopes = random_slopes(NH, int(position["seed"]), position["mean"])
         else:
-            slopes = position.get("scale", 1.0) * alibi_slopes(NH, position.get("slopes") == "geometric")
+            slopes = (position.get("scale") or 1.0) * alibi_slopes(NH, position.get("slopes") == "geometric")
         slopes = slopes.to(d.device)
         if hasattr(self, "r"):
             slopes = slopes * self.r
