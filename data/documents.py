@@ -15,9 +15,11 @@ Time      50 pages a second on one core
 Writes train.jsonl and test.jsonl, an object per line: {"id", "title", "sections": [{"heading", "text"}]}. The id is
 PACKAGE/path. A page with fewer than --least_words words is left out, and so is one that is nearly a page before it
 (estimated Jaccard similarity of 5-word shingles of at least 0.7). Pages that resemble each other by half of that land
-on the same side. --test_share of the others is the test; which pages that are depends on their ids alone.
+on the same side, and one that resembles pages of both sides is left out. --test_share of the others is the test; which
+pages that are depends on their ids alone.
 """
 import collections
+import contextlib
 import gzip
 import hashlib
 import json
@@ -30,7 +32,7 @@ import zlib
 from common import BadInput, console, need, open_regular, positive, run, say, write_file
 
 PAGE = re.compile(r"\.html?$", re.I)
-MANUAL = re.compile(r"\.([0-9n][a-z]*)(\.gz)?$")
+MANUAL = re.compile(r"\.([0-9](?!z)[a-z]*|n)(\.gz)?$")
 HEADING = re.compile(r"h[1-6]")
 INLINE = {"a", "abbr", "acronym", "b", "bdi", "bdo", "big", "cite", "code", "del", "dfn", "em", "font", "i", "ins",
           "kbd", "mark", "q", "s", "samp", "small", "span", "strong", "sub", "sup", "tt", "u", "var", "wbr"}
@@ -69,7 +71,7 @@ def sections_of(page):
 
 
 def read_page(path):
-    """the title and sections of a file; None if it is nothing but a reference to another page"""
+    """the title and sections of a file; None if it has none of its own"""
     with open_regular(path) as f:
         data = f.read()
     try:
@@ -79,7 +81,7 @@ def read_page(path):
     title = ""
     if manual := MANUAL.search(path):
         title = os.path.basename(path)[:manual.start() - len(path)] + f"({manual[1]})"
-        if re.match(rb"\s*\.so\s", data):
+        if re.match(rb"\s*\.so\s", data) or b"\0" in data:              # another page, or a library, libz.so.1
             return None
         try:
             data = subprocess.run(["mandoc", "-T", "html", "-O", "fragment"], input=data, capture_output=True).stdout
@@ -87,8 +89,13 @@ def read_page(path):
             raise BadInput(f"{path}: mandoc, which reads man pages, is missing: apt install mandoc") from None
     if not data.strip():
         return None
-    html = need("lxml.html")
-    page = html.document_fromstring(data, parser=html.HTMLParser(encoding="utf-8"))
+    html, encoding = need("lxml.html"), None                 # that of its meta element
+    with contextlib.suppress(UnicodeDecodeError):
+        encoding = data.decode("utf-8") and "utf-8"
+    try:
+        page = html.document_fromstring(data, parser=html.HTMLParser(encoding=encoding))
+    except html.etree.ParserError:                          # nothing but a comment
+        return None
     body = next((e for path in ('//*[@role="main"]', "//main", "//body") for e in page.xpath(path)), page)
     sections = sections_of(body)
     title = title or flat(page.findtext(".//title") or "") or next((s["heading"] for s in sections if s["heading"]), "")
@@ -96,19 +103,17 @@ def read_page(path):
 
 
 def files_of(inputs):
-    """{package: its paths}; links are not followed"""
+    """{package: what was given, and its paths}; links are not followed"""
     found = {}
     for given in inputs:
         name = os.path.basename(os.path.abspath(given))
         if name in found:
             raise BadInput(f"{given}: a package {name} is named already; name directories with names of their own")
-        if os.path.isfile(given):
-            found[name] = [given]
-            continue
-        paths = [os.path.join(place, file) for place, _, files in os.walk(given, onerror=console.fail)
-                 for file in files if PAGE.search(file) or MANUAL.search(file)]
-        found[name] = sorted(path for path in paths if not os.path.islink(path))
-        if not found[name]:
+        paths = [given] if os.path.isfile(given) else [
+            path for place, _, files in os.walk(given, onerror=console.fail) for file in files
+            if not os.path.islink(path := os.path.join(place, file))]
+        found[name] = given, sorted(path for path in paths if PAGE.search(path) or MANUAL.search(path))
+        if not found[name][1]:
             raise BadInput(f"{given}: expected .html files or man pages, got none")
     return found
 
@@ -149,9 +154,8 @@ def main(argv):
                    help="share of the documents for the test [0.3]")
     args = p.parse_args(argv)
     work = []
-    for package, paths in files_of(args.inputs).items():
+    for package, (base, paths) in files_of(args.inputs).items():
         chosen = sorted(paths, key=lambda path: share(os.path.basename(path)))[:args.per_package]
-        base = min((i for i in args.inputs if os.path.basename(os.path.abspath(i)) == package))
         work += [(path, package + "/" + os.path.relpath(path, base) * (path != base)) for path in sorted(chosen)]
     sides, lines = Sides(args.test_share), {"train": [], "test": []}
     counts, begin, told = collections.Counter(), time.time(), time.time()
@@ -168,11 +172,11 @@ def main(argv):
             counts["repeated"] += 1
         else:
             lines[side].append(json.dumps({"id": name, "title": title, "sections": sections}) + "\n")
+    if missing := [side for side, documents in lines.items() if not documents]:
+        raise BadInput(f"{args.out}: {len(work):,} pages left no document for {missing[0]}.jsonl ({dict(counts)}); "
+                       "give more files, or another --test_share")
     os.makedirs(args.out, exist_ok=True)
     for side, documents in lines.items():
-        if not documents:
-            raise BadInput(f"{args.out}: {len(work):,} pages left no document for {side}.jsonl ({dict(counts)}); give "
-                           "more files, or another --test_share")
         write_file(os.path.join(args.out, side + ".jsonl"), "".join(documents).encode())
     say(f"{len(lines['train']):,} documents to train on, {len(lines['test']):,} to test; left out: "
         f"{counts['too short']:,} too short, {counts['repeated']:,} nearly repeated; wrote {args.out}")

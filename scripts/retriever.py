@@ -14,11 +14,12 @@ encodings, fine-tunes them on your documents, and asks for text that begins at t
 
 A question is a section's heading, or its first sentence, which is taken out of the text; no text has headings. The
 document that answers is moved cyclically until the section begins at each of --begins: the same words, only the place
-differs. At the last of them it begins beyond what is read: that row is the floor. NAME lines of man pages are a
+differs. Where it begins beyond what is read, only the rest of the document can be found. NAME lines of man pages are a
 control, and titles show what a title alone would find.
 
-The same command continues; what has a row in --csv is not measured again. OUT/data/plan.json has what was asked before
-anything was measured; OUT/retriever.md and .png are drawn from the CSV, OUT/differences.csv from OUT/scores.
+The same command continues, and other --encodings, --seeds, --tokens and --lengths add to it: what has a file in
+OUT/scores is not measured again. OUT/data/plan.json has what was asked before anything was measured; OUT/retriever.csv,
+.md, .png and OUT/differences.csv are written from all of OUT/scores.
 """
 import bisect
 import collections
@@ -31,7 +32,6 @@ import math
 import os
 import random
 import re
-import shlex
 import shutil
 import sys
 
@@ -42,7 +42,10 @@ import runqueue
 from console import TEXT, BadInput, list_of, need, say
 from runqueue import Command, Job
 
-KEY = "encoding", "lr", "seed", "tokens", "reads", "T", "questions", "begins"
+KEY = "encoding", "lr", "seed", "tokens", "reads", "T"
+# the trainer's flags that are set here
+OURS = {"pos", "load", "pairs", "encode", "eval_lengths", "out", "steps", "total_batch", "resume", "allow_change",
+        "keep", "checkpoint_every"}
 OF_SECTION = "heading", "sentence", "title"
 SPAN = 40, 400                          # tokens of a section that is asked for
 GROUPS, PAIRS = 32, 6                   # of an update; sections of a document
@@ -51,20 +54,13 @@ APART = {"name", "synopsis", "see also", "author", "authors", "copyright", "repo
          "copyright and license", "colophon", "maintainers", "credits", "acknowledgements", "history", "availability"}
 # headings of these words, or their plurals, name nothing
 VAGUE = {word.rstrip("s") for word in """
-a about additional advanced algorithm all an and api appendix application arguments attributes background basic bug by
-c caution caveat change changed class classes code command common compatibility concepts configuration conforming
-considerations constants constructor contents control conventions core custom data date default definition deprecated
-description design details developer diagnostics different directives directory discussion documentation enhancements
-environment error example exceptions exit exports extensions extra features fields file fixes flags for format from
-function further general generic getting global how implementation important improvements in incompatible information
-input install installation instance interface internal introduction invocation issues items kernel known language
-library limitations line main message method miscellaneous mode model module more name new note object of on operation
-optimizations option optional or other outline output overview parameter performance platform portability practice
-problem program properties protocol purpose reference related release remarks removed report reporting requirements
-restrictions return returned rules sample section security see selected server setup signals simple some source special
-specific standard start started status style subcommand summary support supported syntax system table terminology test
-testing the things threading tips to todo topics tutorial types updated updates usage use used user using utilities
-utility value variable various version warning widget with""".split()}
+a additional advanced and api application argument attribute basic bug c caveat change class classes code command
+common compatibility configuration constructor control core data default deprecated description detail environment
+error example exception exit extension feature field file flag for format function general generic global
+implementation improvement information input interface internal invocation issue kernel library limitation line
+message method miscellaneous mode module name new note object of operation option optional other output parameter
+performance platform portability problem report return security simple source special specific standard status summary
+support supported syntax system table the to type usage user using value variable warning""".split()}
 SENTENCE = re.compile(r"\S+(?: \S+){3,39}?[.!?][\"')\]]*(?= )")
 
 Section = collections.namedtuple("Section", "heading sentence begin end")   # end of its first sentence; characters
@@ -114,7 +110,9 @@ def read_own(path, numbers):
         if record["id"] not in numbers:
             raise BadInput(f"{where}: question '{record['question'][:60]}' has no answer: no document of the test has "
                            f"the id {record['id'][:80]}")
-        yield flat(record["question"]), numbers[record["id"]]
+        if not (question := flat(record["question"])):
+            raise BadInput(f"{where}: question: expected a text, got an empty one")
+        yield question, numbers[record["id"]]
 
 
 def share(*what):
@@ -173,7 +171,7 @@ def size_of(section, where):
 def why_not(section, where, common, here):
     """why a section is not asked for; here: the document's headings, each with its number"""
     heading = section.heading.lower()
-    words = re.findall(r"[a-z0-9_-]+", heading)
+    words = re.findall(r"[\w-]+", heading)
     if all(word.rstrip("s") in VAGUE for word in words):
         return "vague"
     if len("".join(words)) < 4:
@@ -224,7 +222,7 @@ def tokenizer_of(args):
 def sides_of(args):
     """the paths of the documents, and the documents to train on and to test with"""
     folder, paths = args.documents[0], args.documents
-    if os.path.isdir(folder):
+    if len(paths) == 1 and os.path.isdir(folder):
         paths = [os.path.join(folder, side + ".jsonl") for side in ("train", "test")]
         return paths, [read_documents([path]) for path in paths]
     every = read_documents(paths)
@@ -250,11 +248,13 @@ def prepare(args):
     settings = {"documents": [console.sha256_of(path) for path in paths], "cut": args.lengths[0],
                 "questions": args.questions and console.sha256_of(args.questions), "longest": args.longest,
                 "tokenizer": console.sha256_of(os.path.join(args.model, "tokenizer.json")),
+                "model": "made" if args.made else console.sha256_of(os.path.join(args.model, "model.safetensors")),
+                "flags": {key: value for key, value in args.flags.items() if key not in runqueue.FREE},
                 **{key: getattr(args, key) for key in ("begins", "T", "sections", "corpus", "names", "seed")}}
     if os.path.exists(path := os.path.join(args.out, "data", "plan.json")):
         plan = console.read_object(path)
         for key, value in settings.items():
-            if (was := plan["settings"][key]) != value:
+            if (was := plan["settings"].get(key)) != value:
                 raise BadInput(f"--out {args.out} was begun with other {key}: {str(was)[:60]}, now {str(value)[:60]}; "
                                "give that, or another --out")
         return plan
@@ -265,13 +265,13 @@ def prepare(args):
     pairs = [line for d in train for line in pairs_of(d, Text(tokenizer, d.text), common, left_out, args)]
     random.Random(args.seed).shuffle(pairs)
     asked = sections_of(test, tokenizer, common, left_out, args)
-    own = dict(read_own(args.questions, {d.id: d for d in test})) if args.questions else {}
+    own = list(read_own(args.questions, {d.id: d for d in test})) if args.questions else []
     if not (asked or own) or len(pairs) < GROUPS:
         raise BadInput(f"{' '.join(args.documents)}: got {len(asked)} sections to ask for and {len(pairs)} pairs to "
                        f"train on; expected at least one and {GROUPS}: documents longer than "
                        f"{args.begins[-1] + SPAN[0]} tokens with headings that name something, or shorter --lengths")
     # 2 the collection: what is asked for, what --questions name, and others
-    first = {d.id: d for d in [d for d, _ in asked] + list(own.values())}
+    first = {d.id: d for d in [d for d, _ in asked] + [d for _, d in own]}
     rest = sorted((d for d in test if d.id not in first), key=lambda d: share("corpus", args.seed, d.id))
     corpus = [*first.values(), *rest][:max(args.corpus, len(first))]
     number = {d.id: n for n, d in enumerate(corpus)}
@@ -279,15 +279,14 @@ def prepare(args):
     questions = [(kind, text, n) for n, (d, s) in enumerate(asked) for kind, text in (
         ("heading", s.heading), ("sentence", d.text[s.begin:s.begin + s.sentence]), ("title", d.title or "?"))]
     questions += [("name", d.name, number[d.id]) for d in corpus if len(d.name.split()) > 2][:args.names] + [
-        ("own", q, number[d.id]) for q, d in own.items()]
+        ("own", q, number[d.id]) for q, d in own]
     without = [Text(tokenizer, d.text[:s.begin] + d.text[s.begin + s.sentence:].lstrip()) for d, s in asked]
     texts = {"corpus": [d.text for d in corpus],
              "moved": [where.rotated(s.begin, b) for (_, s), where in zip(asked, without) for b in args.begins]}
     # 4 the files
-    cut, longest = args.lengths[0], args.longest
+    cut, longest, counts = args.lengths[0], args.longest, {}
     shards(args, "pairs", pairs, args.T)
     shards(args, "queries", [q for _, q, _ in questions], cut)
-    counts = {}
     for name, some in texts.items():
         shards(args, name, some, longest)
         chunks = [Text(tokenizer, text, longest).chunks(cut - 2, longest) for text in some]
@@ -300,19 +299,15 @@ def prepare(args):
             "left_out": {why: sorted(found) for why, found in left_out.items() if why}}
     console.write_whole(path, json.dumps(plan, indent=1) + "\n")
     say(f"{len(pairs):,} pairs of {plan['tokens_of_pair']:.0f} tokens to train on; {len(asked)} sections of "
-        f"{len({d.id for d, _ in asked})} documents and {len(questions)} questions, asked of {len(corpus)} documents; "
-        "headings: " + ", ".join(f"{n.total():,} {why or 'that can be asked for'}" for why, n in left_out.items()))
+        f"{len({d.id for d, _ in asked})} documents and {len(questions)} questions, asked of {len(corpus)} documents")
     return plan
 
 
 def shards(args, name, lines, most):
-    """Writes the texts, and shards of their first `most` tokens."""
+    """Writes the texts, and a shard of their first `most` tokens."""
     place = os.path.join(args.out, "data", name)
     os.makedirs(place, exist_ok=True)
-    lines = lines or ["none"]
-    console.write_whole(place + ".txt", "".join(line + "\n" for line in lines))
-    cut = (" ".join(line.split(" ", most)[:most]) for line in lines)            # a word has a token or more
-    console.write_whole(path := place + "_cut.txt", "".join(line + "\n" for line in cut))
+    console.write_whole(path := place + ".txt", "".join(line + "\n" for line in lines or ["none"]))
     console.output_of([sys.executable, os.path.join(console.ROOT, "data", "text.py"), "--out", place, "--pairs",
                        "lines", "--encoding", "bert", "--tokenizer", args.model, "--max_tokens", str(most),
                        "--workers", "1", path])
@@ -379,47 +374,47 @@ def slug(name):
 
 
 def training(args, plan, load, tokens, run, flops):
-    """the command, and its updates"""
+    """the command, and the checkpoint that it leaves"""
     steps = round(tokens / GROUPS / plan["tokens_of_pair"])
-    flags = {**load, "pairs": shard(args, "pairs"), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "keep": "2",
-             "total_batch": str(GROUPS * args.T), "warmup": "5", "schedule": "constant", "steps": str(steps),
-             "checkpoint_every": "10", "resume": "1", "allow_change": "steps", "out": run, **args.flags}
+    last = os.path.join(run, f"step_{steps:08d}")
+    if not steps:
+        raise BadInput(f"--tokens {tokens}: expected 0, or at least {GROUPS * plan['tokens_of_pair']:.0f}, an update")
+    if max(glob.glob(os.path.join(glob.escape(run), "step_*")), default="") > last and not os.path.exists(last):
+        raise BadInput(f"--tokens {tokens}: {run} was trained further; give that as well, and another --out")
+    flags = {**load, "pairs": shard(args, "pairs"), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "warmup": "5",
+             "total_batch": str(GROUPS * args.T), "schedule": "constant", "steps": str(steps),
+             "checkpoint_every": str(steps), "resume": "1", "allow_change": "steps", "out": run, **args.flags}
     marker = os.path.join(run, f"train{tokens}.done")
-    return Command("train", args.trainer, flags, run, marker, 6 * tokens * flops), steps
+    return Command("train", args.trainer, flags, run, marker, 6 * tokens * flops), last
 
 
 def jobs_of(args, plan):
-    """a job for each seed and encoding: after each of --tokens, embeddings at each length and their scores"""
+    """a job for each seed and encoding, with the embeddings at each length after each of --tokens; and all that there
+    are to score: (KEY, their directory)"""
     config = console.read_object(os.path.join(args.model, "config.json"))
     flops = lambda T: runqueue.forward_flops(config["num_hidden_layers"], config["hidden_size"], T, 0, False)
-    cut, jobs = args.lengths[0], []
+    cut, jobs, models = args.lengths[0], [], []
     for seed, name in itertools.product(args.seeds, args.encodings):
         run, commands = os.path.join(args.out, "runs", slug(f"{name}-lr{args.lr}"), f"seed_{seed}"), []
         for tokens in args.tokens:
             load = {"load": stretched(args) if name == "stretched" else args.model, "seed": str(seed),
                     "pos": "learned" if name == "stretched" else name}
             if tokens:
-                command, steps = training(args, plan, load, tokens, run, flops(args.T))
+                command, last = training(args, plan, load, tokens, run, flops(args.T))
                 commands.append(command)
-                load = {"load": os.path.join(run, f"step_{steps:08d}")}
+                load = {"load": last}
             where = os.path.join(run, f"tokens_{tokens}")
             for T in args.lengths:
                 chunks = name == "learned" and T > cut          # it has no positions there
                 for part, kind, most in (("queries", "", cut), *((part, "_chunks" * chunks, cut if chunks else T)
                                                                  for part in ("corpus", "moved"))):
-                    place = os.path.join(where, f"{part}{kind}_{most}")
-                    flags = {**load, "encode": shard(args, part + kind), "eval_lengths": str(most), "out": place}
-                    size = min(1, most / args.longest) * os.path.getsize(shard(args, part + kind)) / 2
-                    commands.append(Command(f"embed {part} at {most}", args.trainer, {**flags, **args.flags}, place,
-                                            os.path.join(place, "embeddings.safetensors"), size * flops(most)))
-                about = {"encoding": name, "lr": args.lr, "seed": seed, "tokens": tokens,
-                         "reads": "chunks" if chunks else "vector", "T": T, "from": where}
-                path = os.path.join(args.out, "scores", slug("-".join(map(str, list(about.values())[:6]))) + ".json")
-                flags = {"out": args.out, "csv": args.csv, "score": json.dumps({**about, "file": path})}
-                words = [sys.executable, os.path.abspath(__file__)]
-                commands.append(Command("score", shlex.join(words), flags, "", path, 1000 * flops(cut)))
+                    place, data = os.path.join(where, f"{part}{kind}_{most}"), shard(args, part + kind)
+                    flags = {**load, "encode": data, "eval_lengths": str(most), "out": place, **args.flags}
+                    commands.append(Command(f"embed {part} at {most}", args.trainer, flags, place, os.path.join(
+                        place, "embeddings.safetensors"), os.path.getsize(data) * flops(most)))
+                models.append(((name, args.lr, seed, tokens, "chunks" if chunks else "vector", T), where))
         jobs.append(Job(f"{name}, seed {seed}", "", commands))
-    return jobs
+    return jobs, models
 
 
 # ----------------------------------------------------------------------------------------------------------
@@ -438,12 +433,15 @@ def ranks_of(plan, score, moved):
     return found
 
 
-def of_embeddings(plan, about):
+def of_embeddings(plan, key, where):
     """the ranks by the embeddings in a directory"""
-    np, reads, T, cut = need("numpy"), about["reads"], about["T"], plan["settings"]["cut"]
+    np, (*_, reads, T), cut = need("numpy"), key, plan["settings"]["cut"]
     kind, rows = f"_chunks_{cut}" if reads == "chunks" else f"_{T}", {}
     for part, name in (("queries", f"_{cut}"), ("corpus", kind), ("moved", kind)):
-        ids, found, *_ = retrieve.read_embeddings(os.path.join(about["from"], part + name, "embeddings.safetensors"))
+        path = os.path.join(where, part + name, "embeddings.safetensors")
+        if not os.path.exists(path):
+            return None                                                 # its command failed
+        ids, found, *_ = retrieve.read_embeddings(path)
         rows[part] = retrieve.unit_rows(found, ids)
 
     def scores(q, part):
@@ -497,8 +495,11 @@ def documents_of(plan, kind):
     return [plan["sections"][n] if kind in OF_SECTION else n for other, _, n in plan["questions"] if other == kind]
 
 
-def add_rows(path, plan, about, ranks):
-    """adds the rows of one model, length and way to read to the CSV"""
+def score(args, plan, key, ranks):
+    """Writes OUT/scores/KEY.json, unless it is there: the rows of the CSV, and the ranks that they are made of."""
+    path = os.path.join(args.out, "scores", slug("-".join(map(str, key))) + ".json")
+    if os.path.exists(path) or not (ranks := ranks()):
+        return
     rows = []
     for kind, found in ranks.items():
         for place, begins in enumerate(plan["settings"]["begins"] if len(found[0]) > 1 else ["any"]):
@@ -506,28 +507,19 @@ def add_rows(path, plan, about, ranks):
             for measure, gain in GAIN.items():
                 mean, low, high = interval([gain(r[place]) for r in found], documents_of(plan, kind))
                 cells.update({measure: mean, measure + "_low": low, measure + "_high": high})
-            rows.append({**{key: about[key] for key in KEY[:6]}, "questions": kind, "begins": begins,
-                         "n": len(found), **cells, "documents": len(plan["corpus"]), "commit": ledger.commit()})
-    ledger.add(path, rows, KEY, "recall@10 and nDCG@10 with 95 % by the bootstrap over documents; begins: the token at "
-               "which the section that answers begins; tokens: of the training; T: tokens that are read, 0 all")
+            rows.append({**dict(zip(KEY, key)), "questions": kind, "begins": begins, "n": len(found), **cells,
+                         "documents": len(plan["corpus"]), "commit": ledger.commit()})
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    console.write_whole(path, json.dumps({"key": key, "rows": rows, "ranks": ranks}) + "\n")
 
 
-def score(args, about):
-    plan = console.read_object(os.path.join(args.out, "data", "plan.json"))
-    ranks = of_embeddings(plan, about)
-    add_rows(args.csv, plan, about, ranks)
-    os.makedirs(os.path.dirname(about["file"]), exist_ok=True)
-    console.write_whole(about["file"], json.dumps({**about, "ranks": ranks}) + "\n")
-
-
-def write_differences(args, plan):
+def write_differences(args, plan, scores):
     """paired differences of nDCG@10 over headings and sentences, with intervals over documents; seeds are averaged"""
     np, by = need("numpy"), collections.defaultdict(list)
     kinds = [kind for kind in ("heading", "sentence") if kind in {q[0] for q in plan["questions"]}]
-    for path in sorted(glob.glob(os.path.join(glob.escape(args.out), "scores", "*.json"))):
-        s = console.read_object(path)
+    for s in scores:
         gains = [[GAIN["ndcg"](r) for r in ranks] for kind in kinds for ranks in s["ranks"][kind]]
-        by[s["encoding"], s["lr"], s["tokens"], s["reads"], s["T"]].append(np.array(gains))
+        by[(*s["key"][:2], *s["key"][3:])].append(np.array(gains))
     mean = {key: sum(found) / len(found) for key, found in by.items()}
     documents = [d for kind in kinds for d in documents_of(plan, kind)]
     short, long, rows = args.lengths[0], args.lengths[-1], []
@@ -538,7 +530,7 @@ def write_differences(args, plan):
             rows.append({"difference": what, "lr": lr, "tokens": tokens, "begins": begins,
                          **dict(zip(("ndcg", "low", "high"), found))})
     for (name, lr, tokens, reads, T), gains in sorted(mean.items()) if kinds else ():
-        if reads == "chunks" or T != long:
+        if reads != "vector" or T != long:
             continue
         own, cut = mean.get((name, lr, tokens, reads, short)), mean.get(("learned", lr, tokens, "vector", short))
         chunks = mean.get(("learned", lr, tokens, "chunks", long))
@@ -556,53 +548,57 @@ def write_differences(args, plan):
 
 
 def write_results(args, plan):
-    """OUT/retriever.md and retriever.png from the CSV, OUT/differences.csv from the scores"""
-    rows = ledger.read(args.csv, {**dict.fromkeys(KEY, TEXT), "ndcg": console.SHARE, "recall": console.SHARE}, KEY)
+    """OUT/retriever.csv, .md and .png, and OUT/differences.csv, from OUT/scores"""
+    paths = sorted(glob.glob(os.path.join(glob.escape(args.out), "scores", "*.json")))
+    scores, path = list(map(console.read_object, paths)), os.path.join(args.out, "retriever.csv")
+    rows = [row for s in scores for row in s["rows"]]
+    ledger.write(path, rows, "recall@10 and nDCG@10 with 95 % by the bootstrap over documents; begins: the token at "
+                 "which the section that answers begins; tokens: of the training; T: tokens that are read, 0 all")
     cells = collections.defaultdict(dict)
     for r in rows:
         cells[r["questions"], r["tokens"], r["encoding"], r["reads"], r["T"], r["lr"]].setdefault(
             r["begins"], []).append((r["ndcg"], r["recall"]))
     mean = lambda some, i: sum(pair[i] for pair in some) / len(some)
-    begins, lines = [str(b) for b in args.begins], []
+    lines = []
     for kind in dict.fromkeys(r["questions"] for r in rows):
-        wanted = ["any"] if kind in ("name", "own") else begins
+        wanted = ["any"] if kind in ("name", "own") else args.begins
         head = ["tokens trained", "encoding", "reads", "T", *(f"from {b}" for b in wanted), "seeds"]
         cell = lambda of: f"{100 * mean(of, 0):.1f} / {100 * mean(of, 1):.1f}" if of else ""
-        found = [[*key[1:4], "all" if key[4] == "0" else key[4], *(cell(of.get(b)) for b in wanted),
+        found = [[str(key[1]), *key[2:4], str(key[4] or "all"), *(cell(of.get(b)) for b in wanted),
                   str(max(map(len, of.values())))] for key, of in cells.items() if key[0] == kind]
         lines += [f"{kind}: nDCG@10 / recall@10 in %", "", *console.table(head, found), ""]
     differences = [[r["difference"], str(r["tokens"]), str(r["begins"]),
                     f"{100 * r['ndcg']:+.1f} [{100 * r['low']:+.1f}, {100 * r['high']:+.1f}]"]
-                   for r in write_differences(args, plan)]
+                   for r in write_differences(args, plan, scores)]
     if differences:
         lines += ["Differences of nDCG@10 in points", "",
                   *console.table(["difference", "tokens trained", "begins", "95 % over documents"], differences)]
     console.write_whole(os.path.join(args.out, "retriever.md"), "\n".join(lines).rstrip() + "\n")
-    say(f"wrote {args.csv}, {os.path.join(args.out, 'retriever.md')}")
+    say(f"wrote {path}, {os.path.join(args.out, 'retriever.md')}")
     try:
-        draw(args, cells, begins, mean)
+        draw(args, cells, mean)
     except BadInput as e:
         say(f"retriever.py: no figure: {e}")
 
 
-def draw(args, cells, begins, mean):
+def draw(args, cells, mean):
     import plot
     kinds = [kind for kind in ("heading", "sentence") if any(key[0] == kind for key in cells)]
     if not kinds:
         return
-    tokens = str(max(int(key[1]) for key in cells))
+    tokens = max(key[1] for key in cells)
     fig, panels = plot.figure(5.0 * len(kinds) + 2, 4.5, ncols=len(kinds), squeeze=False, sharey=True)
     shown = {key[2:]: None for key in cells if key[0] in kinds and (key[1] == tokens or key[2] == "bm25")}
     for ax, kind in zip(panels[0], kinds):
         ends = []
         for encoding, reads, T, lr in shown:
-            of = cells.get((kind, tokens, encoding, reads, T, lr)) or cells.get((kind, "0", encoding, reads, T, lr), {})
+            of = cells.get((kind, tokens, encoding, reads, T, lr)) or cells.get((kind, 0, encoding, reads, T, lr), {})
             colour, marker = plot.style(encoding) if encoding != "bm25" else ("#777777", "x")
-            dash = {str(args.lengths[-1]): "-", str(args.lengths[0]): ":"}.get(T, "--")
-            label = f"{encoding}, {'all' if T == '0' else T}" + f", {reads}" * (reads == "chunks")
-            if not (values := [100 * mean(of[b], 0) for b in begins if b in of]):
+            dash = {args.lengths[-1]: "-", args.lengths[0]: ":"}.get(T, "--")
+            label = f"{encoding}, {T or 'all'}" + f", {reads}" * (reads == "chunks")
+            if not (values := [100 * mean(of[b], 0) for b in args.begins if b in of]):
                 continue
-            line, = ax.plot([b for b in begins if b in of], values, dash, color=colour, marker=marker, label=label)
+            line, = ax.plot([b for b in args.begins if b in of], values, dash, color=colour, marker=marker, label=label)
             ends.append((values[-1], line))
         ax.set_xlabel(f"token at which the section begins ({kind})")
     panels[0][0].set_ylabel("nDCG@10 in %")
@@ -637,17 +633,17 @@ def parse(argv):
     p.add_argument("--trainer", default=os.environ.get("TRAIN_BERT", os.path.join(console.ROOT, "train_bert")),
                    help="the program [TRAIN_BERT, or train_bert of this repository]")
     p.add_argument("--out", default="run/retriever", help="directory of all that is made [run/retriever]")
-    p.add_argument("--csv", help="the file that gets a row for each result [OUT/retriever.csv]")
-    p.add_argument("--score", type=json.loads, help="how the script calls itself")
     args, rest = p.parse_known_args(argv)
     args.flags, args.trainer = runqueue.flags_of(rest), runqueue.program(args.trainer)
-    args.csv, args.T = args.csv or os.path.join(args.out, "retriever.csv"), args.T or (64 if args.small else 256)
+    for name in sorted(OURS & args.flags.keys()):
+        p.error(f"--{name}: expected --encodings, --model, --tokens or --lengths, got a flag that is set from these")
+    args.T, args.made = args.T or (64 if args.small else 256), not args.model
     args.lengths = sorted(args.lengths or ([64, 256] if args.small else [512, 2048]))
     args.tokens = sorted(args.tokens or ([0, 10_000] if args.small else [0, 1_000_000]))
     short, long = args.lengths[0], args.lengths[-1]
     args.begins = sorted(args.begins or [0, *(short << n for n in range((long // short).bit_length()))])
     args.longest = max(long, args.begins[-1])
-    if not args.score and (not args.documents or not (args.model or args.small)):
+    if not args.documents or not (args.model or args.small):
         p.error("expected --documents, and --model or --small")
     if args.model:
         kind = console.read_object(os.path.join(args.model, "config.json")).get("model_type")
@@ -658,21 +654,19 @@ def parse(argv):
 
 def main(argv):
     args = parse(argv)
-    if args.score:
-        return score(args, args.score)
     list(map(need, ("numpy", "tokenizers", "xxhash")))
     with console.locked(os.path.join(args.out, "data")):
         plan = prepare(args)
-        if args.small and not os.path.exists(os.path.join(args.model, "model.safetensors")):
+        if args.made and not os.path.exists(os.path.join(args.model, "model.safetensors")):
             small_model(args)
-        known = {row["T"] for row in ledger.read(args.csv, dict.fromkeys(KEY, TEXT)) if row["encoding"] == "bm25"}
-        for T in [T for T in (0, *args.lengths) if str(T) not in known]:
-            say(f"BM25 of {T or 'all'} tokens")
-            about = {"encoding": "bm25", "lr": "", "seed": "", "tokens": 0, "reads": "words", "T": T}
-            add_rows(args.csv, plan, about, of_words(args, plan, T))
-        slots = runqueue.slots(args.jobs, args.trainer)
-        code = runqueue.Queue("retriever.py", jobs_of(args, plan), slots).run()
+        jobs, models = jobs_of(args, plan)
+        code = runqueue.Queue("retriever.py", jobs, runqueue.slots(args.jobs, args.trainer)).run()
         if code != runqueue.INTERRUPTED:
+            say("finding what the models and BM25 rank first")
+            for T in (0, *args.lengths):
+                score(args, plan, ("bm25", "", "", 0, "words", T), lambda: of_words(args, plan, T))
+            for key, where in models:
+                score(args, plan, key, lambda: of_embeddings(plan, key, where))
             write_results(args, plan)
     return code
 

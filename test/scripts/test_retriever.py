@@ -64,20 +64,26 @@ class TestRetriever(Folder):
             most = page(n)
             self.write(f"pages/like{n}.html", most[:len(most) * 7 // 10] + page(100 + n)[-len(most) * 3 // 10:])
         self.write("pages/short.html", "<p>few words</p>")
+        self.write("pages/comment.html", "<!-- nothing -->")
+        latin = page(200).replace("<head>", "<head><meta charset=latin1>").replace("</body>", "<p>caf\xe9</p></body>")
+        self.write("pages/latin.html", latin.encode("latin1"))
         self.shell("bin/mandoc", "printf '<section class=Sh><h1 class=Sh>NAME</h1>ls - lists</section>'; cat")
         self.write("man/man1/ls.1", "<h1>WHAT <i>IT</i> DOES</h1><p>" + " ".join(f"word{i}" for i in range(50)))
         self.write("man/man1/also.1", ".so man1/ls.1\n")
+        for other in "a.7z", "x.nfo", "libz.so.1":
+            self.write("man/" + other, page(300) + "\0" * other.startswith("lib"))
         with mock.patch.dict(os.environ, PATH=self.path("bin") + ":" + os.environ["PATH"]):
             sides, err = self.made(place, self.path("man"))
         found = {d["id"]: (d, side) for side, some in sides.items() for d in some}
-        self.assertIn("left out: 2 too short, 1 nearly repeated", err)
-        self.assertEqual(len(found), 40 + 8 + 1)
+        self.assertIn("left out: 4 too short, 1 nearly repeated", err)
+        self.assertEqual(len(found), 40 + 8 + 2)
         self.assertNotIn("pages/link.html", found)
         for n in range(20, 28):
             self.assertEqual(found[f"pages/{n}.html"][1], found[f"pages/like{n}.html"][1], n)
         ls, _ = found["man/man1/ls.1"]
         self.assertEqual((ls["title"], [s["heading"] for s in ls["sections"]]), ("ls(1)", ["NAME", "WHAT IT DOES"]))
         self.assertEqual(ls["sections"][0]["text"], "ls - lists")
+        self.assertIn("caf\xe9", found["pages/latin.html"][0]["sections"][-1]["text"])
         one, _ = found["pages/0.html"]
         self.assertEqual(len(one["sections"]), 10)
         text = json.dumps(one)
@@ -85,21 +91,23 @@ class TestRetriever(Folder):
             self.assertNotIn(gone, text)
         self.assertRegex(one["sections"][1]["text"], r"^[A-Z]\w+( \w+){6}\. \w+( \w+){43}\.$")
         self.assertIn(sum(map(len, self.made(place, "--per_package", "30")[0].values())), range(25, 31))
-        code, _, err = called(documents.main, "--out", self.path("e"), self.path("bin"))
-        self.assertEqual(code, 2)
-        self.assertIn(f"documents.py: {self.path('bin')}: expected .html files or man pages, got none", err)
+        for given, says in ((self.path("bin"), "bin: expected .html files or man pages, got none"),
+                            (self.write("a.md", "# a"), "a.md: expected .html files or man pages, got none"),
+                            (self.path("pages/1.html"), "left no document for t")):
+            code, _, err = called(documents.main, "--out", self.path("e"), given)
+            self.assertEqual((code, says in err, os.path.exists(self.path("e"))), (2, True, False), err)
 
     def go(self, *more):
         return called(retriever.main, "--documents", self.path("d"), "--small", "--out", self.path("o"), "--trainer",
-                      BERT_TRAINER, "--encodings", "learned", "none", "cable:gate=0.2", "--tokens", "0", "2500",
-                      "--sections", "10", "--corpus", "12", *more)
+                      BERT_TRAINER, "--encodings", "learned", "none", "cable:gate=0.2", "stretched", "--tokens", "0",
+                      "2500", "7500", "--sections", "10", "--corpus", "12", *more)
 
     @unittest.skipUnless(HAS_BERT, "make train_bert")
     def test_from_pages_to_a_figure(self):
         """and nothing is measured again, other settings are refused"""
         self.made(self.pages(60))
         own = json.loads(self.read("d/test.jsonl").splitlines()[0])["id"]
-        asked = self.write("q.jsonl", json.dumps({"question": "where is it", "id": own}) + "\n")
+        asked = self.write("q.jsonl", 2 * (json.dumps({"question": "where is it", "id": own}) + "\n"))
         code, out, err = self.go("--questions", asked)
         self.assertEqual(code, 0, out + err)
         plan = json.loads(self.read("o/data/plan.json"))
@@ -108,14 +116,21 @@ class TestRetriever(Folder):
         place = self.path("o/runs/none-lr1e-4/seed_42/tokens_2500")
         self.check_ranks(plan, place)
         self.assertIn("| cable:gate=0.2 at 256 - itself at 64 |", self.read("o/retriever.md"))
-        self.assertIn("\ngain from 64 to 256: cable:gate=0.2 - none,", self.read("o/differences.csv"))
         self.assertTrue(os.path.exists(self.path("o/retriever.png")) or "no figure" in err)
-        files = [self.path("o/retriever.csv"), os.path.join(place, "queries_64", "embeddings.safetensors")]
+        files = [self.path("o/scores/bm25---0-words-0.json"), self.path("o/scores/none-1e-4-42-7500-vector-64.json"),
+                 os.path.join(place, "queries_64", "embeddings.safetensors")]
         stamps = [os.stat(path).st_mtime_ns for path in files]
         self.assertEqual(self.go("--questions", asked)[0], 0)
         self.assertEqual([os.stat(path).st_mtime_ns for path in files], stamps)
-        code, _, err = self.go("--questions", asked, "--seed", "2")
-        self.assertEqual((code, "was begun with other seed: 1, now 2" in err), (2, True), err)
+        self.assertEqual((len(plan["questions"]), [q[1] for q in plan["questions"][-2:]]), (32, ["where is it"] * 2))
+        place, two = self.path("o/model"), str(round(64 * plan["tokens_of_pair"]))     # tokens of two updates
+        for more, says in ((["--seed", "2"], "was begun with other seed: 1, now 2"),
+                           (["--model", place], "was begun with other model: made, now "),
+                           (["--weight_decay", "1"], "was begun with other flags: {}, now {'weight_decay': '1'}"),
+                           (["--tokens", "10"], "--tokens 10: expected 0, or at least "),
+                           (["--tokens", two], "was trained further; give that")):
+            code, _, err = self.go("--questions", asked, *more)
+            self.assertEqual((code, says in err), (2, True), err)
 
     def check_places(self, plan):
         """the section that answers begins at the token that its row names, without its first sentence or heading"""
@@ -140,14 +155,22 @@ class TestRetriever(Folder):
     def check_rows(self, plan, rows):
         """one for each model, length, kind of question and place"""
         reads = [("learned", "vector", "64"), ("learned", "chunks", "256"),
-                 *((pos, "vector", T) for pos in ("none", "cable:gate=0.2") for T in ("64", "256"))]
+                 *((pos, "vector", T) for pos in ("none", "cable:gate=0.2", "stretched") for T in ("64", "256"))]
         models = [("bm25", "0", "words", T) for T in ("0", "64", "256")] + [
-            (pos, tokens, *how) for tokens in ("0", "2500") for pos, *how in reads]
+            (pos, tokens, *how) for tokens in ("0", "2500", "7500") for pos, *how in reads]
         places = [(kind, str(b)) for kind in retriever.OF_SECTION for b in plan["settings"]["begins"]]
         columns = "encoding", "tokens", "reads", "T", "questions", "begins"
         found = {tuple(r[c] for c in columns): float(r["ndcg"]) for r in rows}
         self.assertEqual(sorted(found), sorted((*m, *p) for m in models for p in [*places, ("own", "any")]))
         self.assertEqual(len(rows), len(found))
+        mean = lambda pos, T: np.mean([found[pos, "7500", "vector", T, kind, str(b)] for kind in ("heading", "sentence")
+                                       for b in plan["settings"]["begins"]])
+        gain = {r["difference"].partition("gain from 64 to 256: cable:gate=0.2 - ")[2]: float(r["ndcg"])
+                for r in self.table("o/differences.csv") if (r["begins"], r["tokens"]) == ("all", "7500")}
+        self.assertTrue(gain["none"] or gain["stretched"], gain)
+        for rival in "none", "stretched":
+            self.assertAlmostEqual(gain[rival], mean("cable:gate=0.2", "256") - mean("cable:gate=0.2", "64") -
+                                   mean(rival, "256") + mean(rival, "64"), 4)
         bm25 = lambda T, begins: found["bm25", "0", "words", T, "sentence", begins]
         self.assertEqual((bm25("0", "0"), bm25("0", "256")), (1, 1))        # its words are the document's own
         self.assertLess(bm25("64", "256"), 1)                               # they begin beyond what is read
@@ -169,6 +192,12 @@ class TestRetriever(Folder):
                     self.assertIn(rank - 1, range(sum(s > mine + 1e-6 for s in scores),
                                                   sum(s > mine - 1e-6 for s in scores) + 1))
 
+    def test_headings(self):
+        """of any script can be asked for, unless they name nothing"""
+        for heading, why in ("\u0441\u0435\u0442\u044c \u0438 \u0434\u0438\u0441\u043a", ""), ("options", "vague"):
+            section, once = retriever.Section(heading, 10, 50, 300), {heading.lower(): 1}
+            self.assertEqual(retriever.why_not(section, mock.Mock(token=lambda at: at), once, once), why)
+
     def test_what_is_refused(self):
         self.write("m/tokenizer.json", "{}")
         self.write("m/config.json", '{"model_type": "gpt2"}')
@@ -187,9 +216,19 @@ class TestRetriever(Folder):
         refused("d.jsonl: line 2: id: expected one of its own, got a again", good, good)
         refused("d.jsonl: line 1: sections: expected a list of sections", {**good, "sections": ["text"]})
         refused("expected model_type bert in config.json, got \"gpt2\"", good, model=("--model", self.path("m")))
+        self.write("n/tokenizer.json", "{}")
+        self.write("n/config.json", '{"model_type": "bert"}')
+        refused("n/model.safetensors: ", good, model=("--model", self.path("n")))
+        self.assertEqual(self.read("n/config.json"), '{"model_type": "bert"}')
+        refused("n: expected a regular file", good, more=("--documents", self.path("n"), self.path("d.jsonl")))
+        refused("--pos: expected --encodings, --model, --tokens or --lengths", good, more=("--pos", "rope"))
         own = self.write("q.jsonl", json.dumps({"question": "what now", "id": "z"}) + "\n")
         refused("q.jsonl: line 1: question 'what now' has no answer: no document of the test has the id z", good,
                 more=("--questions", own))
+        share, retriever.share = retriever.share, lambda *_: 0      # a document of the test
+        self.addCleanup(setattr, retriever, "share", share)
+        self.write("q.jsonl", json.dumps({"question": " ", "id": "a"}) + "\n")
+        refused("q.jsonl: line 1: question: expected a text, got an empty one", good, more=("--questions", own))
         refused("got 0 sections to ask for and 0 pairs to train on", good)
 
 
