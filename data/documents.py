@@ -21,7 +21,6 @@ pages that are depends on their ids alone.
 import collections
 import contextlib
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -30,6 +29,7 @@ import time
 import zlib
 
 from common import BadInput, console, need, open_regular, positive, run, say, write_file
+from console import flat, share
 
 PAGE = re.compile(r"\.html?$", re.I)
 MANUAL = re.compile(r"\.([0-9](?!z)[a-z]*|n)(\.gz)?$")
@@ -40,10 +40,6 @@ SKIPPED = {"script", "style", "nav", "header", "footer", "aside", "head", "templ
 FURNITURE = re.compile(r"\b(nav\w*|toc|sphinxsidebar|related|headerlink|headline-link|footer|head|foot)\b")   # classes
 NUMBER = re.compile(r"^(\d+\.|(Chapter|Appendix) \w+\.)[\d.]*\s+")
 SAME, ALIKE = 0.7, 0.35
-
-
-def flat(text):
-    return " ".join(text.split())
 
 
 def sections_of(page):
@@ -116,11 +112,6 @@ def files_of(inputs):
         if not found[name][1]:
             raise BadInput(f"{given}: expected .html files or man pages, got none")
     return found
-
-
-def share(name):
-    """a number from 0 to 1 that a name decides"""
-    return int(hashlib.sha256(name.encode("utf-8", "surrogateescape")).hexdigest()[:12], 16) / 16 ** 12
 
 
 class Sides:

@@ -159,6 +159,16 @@ def run(main):
     sys.exit(code_of(main, sys.argv[1:]))
 
 
+def flat(text):
+    return " ".join(text.split())
+
+
+def share(*what):
+    """a number from 0 to 1 that these words decide"""
+    words = "\n".join(map(str, what)).encode("utf-8", "surrogateescape")
+    return int(hashlib.sha256(words).hexdigest()[:12], 16) / 16 ** 12
+
+
 def need(module):
     """a module that Python may lack"""
     try:

@@ -25,7 +25,6 @@ import bisect
 import collections
 import functools
 import glob
-import hashlib
 import itertools
 import json
 import math
@@ -39,7 +38,7 @@ import console
 import ledger
 import retrieve
 import runqueue
-from console import TEXT, BadInput, list_of, need, say
+from console import TEXT, BadInput, flat, list_of, need, say, share
 from runqueue import Command, Job
 
 KEY = "encoding", "lr", "seed", "tokens", "reads", "T"
@@ -77,10 +76,6 @@ def read_lines(path, columns):
         yield console.fields(console.parse_object(line.encode(), where), columns, {}, where), where
 
 
-def flat(text):
-    return " ".join(text.split())
-
-
 def read_documents(paths):
     found = {}
     for path in paths:
@@ -113,11 +108,6 @@ def read_own(path, numbers):
         if not (question := flat(record["question"])):
             raise BadInput(f"{where}: question: expected a text, got an empty one")
         yield question, numbers[record["id"]]
-
-
-def share(*what):
-    """a number from 0 to 1 that these words decide"""
-    return int(hashlib.sha256("\n".join(map(str, what)).encode()).hexdigest()[:12], 16) / 16 ** 12
 
 
 class Text:
