@@ -626,7 +626,7 @@ def parse(argv):
     args, rest = p.parse_known_args(argv)
     args.flags, args.trainer = runqueue.flags_of(rest), runqueue.program(args.trainer)
     for name in sorted(OURS & args.flags.keys()):
-        p.error(f"--{name}: expected --encodings, --model, --tokens or --lengths, got a flag that is set from these")
+        raise BadInput(f"--{name}: expected --encodings, --model, --tokens or --lengths, which set this flag")
     args.T, args.made = args.T or (64 if args.small else 256), not args.model
     args.lengths = sorted(args.lengths or ([64, 256] if args.small else [512, 2048]))
     args.tokens = sorted(args.tokens or ([0, 10_000] if args.small else [0, 1_000_000]))
