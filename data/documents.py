@@ -6,17 +6,16 @@
 Source    the files you name, and below the directories you name .html and .htm files and man pages (name.1, also .gz);
           symbolic links are not followed. Each file or directory that you name is a package, of which at most
           --per_package files are read
-Size      that of the pages' text
-Licence   that of the pages
+Size      as the pages' text
+Licence   as the pages
 Tokens    a man page has 800 by the median; some have 25,000
 Needs     lxml, datasketch, and for man pages the program mandoc (apt install mandoc)
 Time      50 pages a second on one core
 
 Writes train.jsonl and test.jsonl, an object per line: {"id", "title", "sections": [{"heading", "text"}]}. The id is
-PACKAGE/path. A page with fewer than --least_words words is left out, and so is one that is nearly a page before it
-(estimated Jaccard similarity of 5-word shingles of at least 0.7). Pages that resemble each other by half of that land
-on the same side, and one that resembles pages of both sides is left out. --test_share of the others is the test; which
-pages that are depends on their ids alone.
+PACKAGE/path. A page with fewer than --least_words words is left out, and so is a page that nearly repeats an earlier
+page (estimated Jaccard similarity of 5-word shingles of at least 0.7). From 0.35 on, similar pages go to the same side;
+a page similar to pages on both sides is left out. Of the other pages --test_share go to the test, chosen by their ids.
 """
 import collections
 import contextlib
@@ -85,7 +84,7 @@ def read_page(path):
             raise BadInput(f"{path}: mandoc, which reads man pages, is missing: apt install mandoc") from None
     if not data.strip():
         return None
-    html, encoding = need("lxml.html"), None                 # that of its meta element
+    html, encoding = need("lxml.html"), None                 # None: its meta element says
     with contextlib.suppress(UnicodeDecodeError):
         encoding = data.decode("utf-8") and "utf-8"
     try:

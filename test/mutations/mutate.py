@@ -265,8 +265,8 @@ class Planter:
         return self.green[test]
 
     def red(self, tree, test):
-        """What says that the test sees the fault, None where it does not. Whether it passes without the fault is only
-        asked if it fails, of a script's test that of the first that failed."""
+        """What says that the test sees the fault, None where it does not. Only a test that fails is also run without
+        the fault; of a script's tests, the first that failed."""
         limit = SPARE + 5 * (self.green.get(test) or 0)
         code, text, result = tree.run(test, limit)
         if code is None or code == 0 and not (result and result.passed):
@@ -328,7 +328,7 @@ class Planter:
 
     @functools.lru_cache(maxsize=None)
     def sources(self, target):
-        """the files of which it is built"""
+        """the files that it is built from"""
         found, left = set(), [target]
         while left:
             if (name := left.pop()) in found:
@@ -359,7 +359,8 @@ class Planter:
                     continue
                 if not tree.build(targets(test), CCACHE_READONLY="1"):
                     return "does not compile", "", ""
-                if not fault.file.endswith(".py") and all(self.clean.code(t) == tree.code(t) for t in targets(test)):
+                programs = [] if fault.file.endswith(".py") else targets(test)
+                if programs and all(self.clean.code(p) == tree.code(p) for p in programs):
                     continue
                 if (said := self.red(tree, test)) is not None:
                     return "killed", name_of(test), said
