@@ -46,7 +46,7 @@ KEY = "encoding", "lr", "seed", "tokens", "reads", "T"
 OURS = {"pos", "load", "pairs", "encode", "eval_lengths", "out", "steps", "total_batch", "resume", "allow_change",
         "keep", "checkpoint_every"}
 OF_SECTION = "heading", "sentence", "title"
-SPAN = 40, 400                          # tokens of a section that is asked for
+SPAN = 40, 400                          # tokens of a section that has a question
 GROUPS, PAIRS = 32, 6                   # of an update; sections of a document
 # not part of a document's text
 APART = {"name", "synopsis", "see also", "author", "authors", "copyright", "reporting bugs", "license", "keywords",
@@ -159,7 +159,7 @@ def size_of(section, where):
 
 
 def why_not(section, where, common, here):
-    """why a section is not asked for; here: the document's headings, each with its number"""
+    """why a section has no question; here: the document's headings, each with its number"""
     heading = section.heading.lower()
     words = re.findall(r"[\w-]+", heading)
     if all(word.rstrip("s") in VAGUE for word in words):
@@ -177,7 +177,7 @@ def why_not(section, where, common, here):
 
 
 def candidates(document, where, common, left_out):
-    """the sections of a document that can be trained on, with their sizes; those in SPAN can be asked for, too"""
+    """the sections of a document that can be trained on, with their sizes; those in SPAN can have a question, too"""
     here = collections.Counter(s.heading.lower() for s in document.sections)
     for section in document.sections:
         why = why_not(section, where, common, here)
@@ -220,7 +220,7 @@ def sides_of(args):
 
 
 def sections_of(test, tokenizer, common, left_out, args):
-    """the sections that are asked for, at first one of each document: (document, section)"""
+    """the sections that have questions, at first one of each document: (document, section)"""
     found = []
     for d in test:
         where = Text(tokenizer, d.text)
@@ -260,7 +260,7 @@ def prepare(args):
         raise BadInput(f"{' '.join(args.documents)}: got {len(asked)} sections to ask for and {len(pairs)} pairs to "
                        f"train on; expected at least one and {GROUPS}: documents longer than "
                        f"{args.begins[-1] + SPAN[0]} tokens with headings that name something, or shorter --lengths")
-    # 2 the collection: what is asked for, what --questions name, and others
+    # 2 the collection: the documents of the questions and of --questions, and more
     first = {d.id: d for d in [d for d, _ in asked] + [d for _, d in own]}
     rest = sorted((d for d in test if d.id not in first), key=lambda d: share("corpus", args.seed, d.id))
     corpus = [*first.values(), *rest][:max(args.corpus, len(first))]
@@ -613,7 +613,7 @@ def parse(argv):
                    help="where the section begins [0, then the first of --lengths doubled up to the last]")
     p.add_argument("--T", type=console.positive, help="tokens of a training passage [256; --small: 64]")
     p.add_argument("--lr", default="1e-4", help="learning rate [1e-4]")
-    p.add_argument("--sections", type=console.positive, default=200, help="sections that are asked for [200]")
+    p.add_argument("--sections", type=console.positive, default=200, help="sections that have questions [200]")
     p.add_argument("--corpus", type=console.positive, default=600, help="documents that are searched, at least [600]")
     p.add_argument("--names", type=console.natural, default=200, help="NAME lines that are asked [200]")
     p.add_argument("--questions", help="a .jsonl of your own questions")

@@ -191,7 +191,7 @@ template <class Pointers> struct ActivationsOf {
         const auto memory = reserved() ? device_reserve : device_malloc;
         place((float*)memory(bytes() + lost), false);
     }
-    // Lays them out in memory that others have used.
+    // Lays them out in memory that has been used.
     void place(float* memory, bool used = true) {
         data = memory;
         used_memory = used;

@@ -35,9 +35,9 @@ constexpr size_t CHUNK_PADDING = ON_GPU ? 2048 : 64;
 
 // The mean loss of a step's groups, and its gradient: the whole batch's, as no chunk of rows goes back before the loss
 // has all embeddings (Gao et al. 2021). Sorted by length, row k belongs to leaf k % leaves of the gradient's sum, and
-// all leaves are cut into the same chunks, of at most B rows. The first chunks keep their
-// activations from the forward to the backward, as many as fit in acts; the others go forward twice, which changes no
-// bit. Ranks share the leaves, but each has all embeddings, because the loss of a query depends on the whole batch.
+// all leaves are cut into the same chunks, of at most B rows. As many of the first chunks as fit in acts keep their
+// activations from the forward to the backward; the rest go forward twice, which changes no bit. Ranks share the
+// leaves, but each has all embeddings, because the loss of a query depends on the whole batch.
 template <class Model, class Acts>
 StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
                                   int B, int leaves, double tau, int recompute) {
@@ -47,8 +47,7 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
     const size_t rows = (size_t)batch.rows, T = (size_t)batch.T;
     const size_t in_leaf = rows / (size_t)leaves;
     check(rows % leaves == 0 && leaves % ranks == 0,
-          "expected parts that divide %zu rows and are shared by %d ranks, got %d", rows,
-          ranks, leaves);
+          "expected parts that divide %zu rows and are shared by %d ranks, got %d", rows, ranks, leaves);
     // 1 the order of the rows in c.emb, leaf by leaf, and the chunks of a leaf
     std::vector<size_t> sorted(rows), order(rows);
     std::iota(sorted.begin(), sorted.end(), (size_t)0);
