@@ -116,7 +116,7 @@ class Visit:        # one run of this script: the GPU, the commit, the time left
             return say(f"  {what}: unfinished: {e}")
         except (Failed, LookupError, ValueError) as e:      # the last two: a program that prints something else
             self.failed.append(what)
-            say(f"  {what}: FAILED: {e!r}")
+            say(f"  {what}: FAILED: {e if isinstance(e, Failed) else repr(e)}")
             found = {"": "failed"}
         self.put(what, found)
 

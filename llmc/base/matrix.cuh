@@ -97,13 +97,13 @@ __device__ inline void block_matmul(const Matrix<float>& out, const Matrix<const
         const int k1 = triangle == Triangle::Lower ? imin(m + RM, A.cols) : A.cols;
         const Matrix<const float> a = block(A, m, RM, k0, k1 - k0);
         const Matrix<const float> b = block(B, k0, k1 - k0, n, WIDTH);
-        int i = 0;
-        if (o.cols == WIDTH && o.rows == RM) {
+        if (o.rows == RM && o.cols == WIDTH) {
             matmul_fragment<Add, RM, MICRO_N>(o, a, b);
-            i = RM;
-        } else if (RM > 4 && o.cols == WIDTH && o.rows >= 4) {      // 64 rows are ten fragments of 6 and one of 4
-            matmul_fragment<Add, 4, MICRO_N>(o, a, b);
-            i = 4;
+            continue;
+        }
+        int i = 0;
+        if constexpr (RM > 4) {                 // 64 rows are ten fragments of 6 and one of 4
+            if (o.rows >= 4 && o.cols == WIDTH) { matmul_fragment<Add, 4, MICRO_N>(o, a, b); i = 4; }
         }
         for (; i < o.rows; i++) {               // at the lower and right edges: single rows and registers
             for (int j = 0; j < o.cols; j += LANES) {

@@ -7,7 +7,7 @@
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is missing,
-or the change changes nothing. `out of time`: 15 minutes of tests have passed, and others are left. `changes no
+or the change changes nothing. `out of time`: 15 minutes of processors have passed, and others are left. `changes no
 program`: what is built is the same. `reached by no test`: no test includes the file. What does not compile does not
 count. A test that fails with a fault must pass without it; anything else is an error.
 
@@ -42,8 +42,9 @@ import test as runner       # noqa: E402, dev/test.py
 
 KNOWN = os.path.join(ROOT, "test/mutations/known.tsv")
 RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
-# seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; for a drawn fault
-LIMIT, SPARE, MOST = 7200, 300, 900
+# seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processors, for
+# a drawn fault
+LIMIT, SPARE, MOST = 7200, 120, 900
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
 TOOLS = ("test_mutate", "test_make", "test_lint", "test_gpu_check")     # do not test what is drawn
 
@@ -277,11 +278,11 @@ class Planter:
         if not code:
             return "did not end" if code is None else None
         said = re.search(r"^(?:FAIL|ERROR): (.*)|^(\S+:\d+): FAILED|^(\S.*?) +FAILED|^(.*[Ee]rror.*)", text, re.M)
-        said = next(filter(None, said.groups()))[:100] if said else f"exit code {code}"
+        said = next(filter(None, said.groups())) if said else f"exit code {code}"
         first = re.search(r"\(__main__\.([\w.]+)", said)
         if first and ":" not in test:
             test = test.replace(".py", f".py:{first[1]}", 1)
-        return said if self.passes(test) is not None else None
+        return said[:100] if self.passes(test) is not None else None
 
     def tests_of(self, fault):
         """known.tsv's, else all that the file reaches: as the top of this file says"""
@@ -344,7 +345,7 @@ class Planter:
 
     def verdict(self, tree, fault):
         """(what comes of it, the test that says so, what that test said)"""
-        text, begin, met = source(fault.file), time.monotonic(), False
+        text, begin, met = source(fault.file), tree.spent, False
         start = sum(len(line) + 1 for line in text.split("\n")[:fault.line - 1])
         changed, tests = text[:start] + text[start:].replace(fault.before, fault.after, 1), self.tests_of(fault)
         tree.put(fault.file, changed)
@@ -352,7 +353,7 @@ class Planter:
             if fault.file.endswith(".py"):
                 compile(changed, fault.file, "exec")
             for test in tests:
-                if not fault.tests and time.monotonic() - begin > MOST:
+                if not fault.tests and tree.spent - begin > MOST:
                     return "out of time", test, ""
                 if not self.built(test):
                     self.passes(test)
