@@ -167,6 +167,11 @@ class Tree:
             if os.path.isfile(here) and not (os.path.isfile(copy) and filecmp.cmp(here, copy, shallow=False)):
                 os.makedirs(os.path.dirname(copy), exist_ok=True)
                 shutil.copy(here, copy)                 # only what differs, so that make builds only what it must
+        for libraries in ("venv", "pytorch"):           # where tests look for them
+            there = os.path.join(self.path, "build", libraries)
+            os.makedirs(os.path.dirname(there), exist_ok=True)
+            if os.path.isdir(here := os.path.join(ROOT, "build", libraries)) and not os.path.lexists(there):
+                os.symlink(here, there)
 
     def command(self, words, limit, **environment):
         """(exit code, None where it took too long; what it printed)"""
