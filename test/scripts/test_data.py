@@ -1542,15 +1542,15 @@ class Scripts(Case):
                 path = os.fsencode(self.path()) + b"/" + name
                 self.write(os.fsdecode(path), b"one two three")
                 shards = []
-                for i, env in enumerate(({"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}, {"LC_ALL": "C.UTF-8"},
-                                         {"LC_ALL": "C", "PYTHONIOENCODING": "ascii"})):
+                ascii_only = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONIOENCODING": "ascii"}
+                for i, env in enumerate((ascii_only, {"LC_ALL": "C"}, {"LC_ALL": "C.UTF-8"})):
                     out = f"o{name.hex()}{i}"
                     self.prepare("text", out, "--workers", "1", os.fsdecode(path), env=env)
-                    self.script("verify", "--tokenizer", REAL, self.path(out), env=env)
                     shards.append(contents(self.path(out)))
+                self.script("verify", "--tokenizer", REAL, self.path(out), env=ascii_only)
                 self.assertTrue(all(s == shards[0] for s in shards))
-                self.assertIn("no such file", self.prepare("text", "none", os.fsdecode(path) + "x", code=2,
-                                                           env={"LC_ALL": "C", "PYTHONUTF8": "0"}))
+                missing = self.prepare("text", "none", os.fsdecode(path) + "x", code=2, env=ascii_only)
+                self.assertIn("no such file", missing)
 
     @needs("pyarrow")
     def test_fineweb_and_a_bert_shard(self):
