@@ -12,10 +12,10 @@ program`: what is built is the same. `reached by no test`: no test includes the 
 count. A test that fails with a fault must pass without it; anything else is an error.
 
 known.tsv names the tests of its faults. A drawn fault meets the programs that include its file and are another with it,
-or the scripts' tests that name a script or what imports it: those of `make test` (SHORT in dev/test.py), then the rest;
-of these, what bears the file's name, then what has killed most in a second. What came of each is a row of
-dev/results/mutations.csv, and is not run again; a fault that changes nothing leaves the score once the row's last cell
-says why. The exit code is 1 if a known fault survived, 2 after an error."""
+or the scripts' tests that name a script or what imports it: of these, what bears the file's name, then what has killed
+most in a second. All faults meet those of `make test` (SHORT in dev/test.py) first; what survived `so far` then meets
+the rest. What came of each is a row of dev/results/mutations.csv, and is not run again; a fault that changes nothing
+leaves the score once the row's last cell says why. The exit code is 1 if a known fault survived, 2 after an error."""
 import collections
 import concurrent.futures
 import filecmp
@@ -45,6 +45,7 @@ RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
 # seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processors, for
 # a drawn fault
 LIMIT, SPARE, MOST = 7200, 120, 900
+SO_FAR = " so far"              # at the end of what came of a fault that the rest of the tests have yet to meet
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
 TOOLS = ("test_mutate", "test_make", "test_lint", "test_gpu_check")     # do not test what is drawn
 
@@ -348,17 +349,19 @@ class Planter:
                     left += [place for place in places if os.path.isfile(os.path.join(ROOT, place))][:1]
         return found
 
-    def verdict(self, tree, fault):
-        """(what comes of it, the test that says so, what that test said)"""
+    def verdict(self, tree, fault, before):
+        """(what comes of it, the test that says so, what that test said). before: what came of a drawn fault in the
+        tests of make test, "" where it has yet to meet them"""
         text, begin, met = source(fault.file), tree.spent, False
         start = sum(len(line) + 1 for line in text.split("\n")[:fault.line - 1])
-        changed, tests = text[:start] + text[start:].replace(fault.before, fault.after, 1), self.tests_of(fault)
+        changed = text[:start] + text[start:].replace(fault.before, fault.after, 1)
+        tests = [t for t in self.tests_of(fault) if fault.tests or (name_of(t) in runner.SHORT) == (not before)]
         tree.put(fault.file, changed)
         try:
             if fault.file.endswith(".py"):
                 compile(changed, fault.file, "exec")
             for test in tests:
-                if not fault.tests and tree.spent - begin > MOST:
+                if before and tree.spent - begin > MOST:
                     return "out of time", test, ""
                 if not self.built(test):
                     self.passes(test)
@@ -377,8 +380,8 @@ class Planter:
             tree.put(fault.file, text)
         if fault.tests and not met and self.errors & set(tests):
             return "no result", "", ""
-        unmet = "changes no program" if tests else "reached by no test"
-        return "survived" if met else unmet, "", ""
+        unmet = before.removesuffix(SO_FAR) or ("changes no program" if tests else "reached by no test")
+        return ("survived" if met else unmet) + SO_FAR * (not before and not fault.tests), "", ""
 
 
 def naming(base):
@@ -418,6 +421,12 @@ def results(faults):
     return {fault.id: rows[fault.id] for fault in faults if fault.id in rows}
 
 
+def keep(row):
+    """in the place of an earlier row of this fault"""
+    others = [r for r in ledger.read(RESULTS) if (r["seed"], r["number"]) != (row["seed"], row["number"])]
+    ledger.write(RESULTS, others + [row], "faults that mutate.py drew by a seed")
+
+
 def print_scores(rows):
     rows = [row for row in rows if row["result"] != "does not compile" and not row["equivalent"]]
     killed = [row for row in rows if row["result"] == "killed"]
@@ -429,17 +438,18 @@ def print_scores(rows):
         print(f"seen by {what}: {len(seen)} of {len(rows)}" + f", {100 * len(seen) / len(rows):.0f} %" * bool(rows))
 
 
-def plant(faults):
-    """yields (fault, what comes of it, the test that says so, what that test said, seconds of processors)"""
-    trees, planter = queue.SimpleQueue(), Planter()
+def plant(planter, faults, before):
+    """yields (fault, what comes of it, the test that says so, what that test said, seconds of processors); before: what
+    came of each in the tests of make test, by its id"""
+    trees = queue.SimpleQueue()
     for n in range(min(runner.JOBS, len(faults))):
         trees.put(Tree(f"tree{n}"))
 
     def work(fault):
         tree = trees.get()
-        before = tree.spent
+        spent = tree.spent
         try:
-            return fault, *planter.verdict(tree, fault), tree.spent - before
+            return fault, *planter.verdict(tree, fault, before.get(fault.id, "")), tree.spent - spent
         finally:
             trees.put(tree)
 
@@ -474,19 +484,25 @@ def main(argv):
         raise BadInput(f"--only: there is no fault {', '.join(sorted(unknown))}")
     faults = [f for f in faults if f.id in (args.only or [f.id])]
     rows = results(faults) if drawn else {}
-    faults, counts, error = [f for f in faults if f.id not in rows], collections.Counter(), None
-    try:
-        for fault, result, test, said, seconds in plant(faults):
-            counts[result] += 1
-            by = f" by {test}: {said}" * (result == "killed")
-            print(f"[{counts.total()}/{len(faults)}] {fault.id}, {fault.file}: {result}{by}", flush=True)
-            if drawn:
-                rows[fault.id] = row_of(fault, commit, result, test, said, seconds)
-                ledger.add(RESULTS, [rows[fault.id]], ("seed", "number"), "faults that mutate.py drew by a seed")
-            elif result != "killed":
-                print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}", flush=True)
-    except BadInput as e:
-        error = e
+    so_far = lambda: {name: row["result"] for name, row in rows.items() if row["result"].endswith(SO_FAR)}
+    planter, counts, error = Planter(), collections.Counter(), None
+    for rest in (False, True)[:1 + drawn]:
+        before, done = so_far() if rest else {}, collections.Counter()
+        chosen = [f for f in faults if (f.id in before if rest else f.id not in rows)]
+        try:
+            for fault, result, test, said, seconds in plant(planter, chosen, before):
+                done[result] += 1
+                by = f" by {test}: {said}" * (result == "killed")
+                print(f"[{done.total()}/{len(chosen)}] {fault.id}, {fault.file}: {result}{by}", flush=True)
+                if drawn:
+                    rows[fault.id] = row_of(fault, commit, result, test, said, seconds)
+                    keep(rows[fault.id])
+                elif result != "killed":
+                    print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}",
+                          flush=True)
+        except BadInput as e:
+            error = e
+        counts.update({result: n for result, n in done.items() if not result.endswith(SO_FAR)})
     if drawn:
         print_scores(rows.values())
     print(", ".join(f"{n} {what}" for what, n in sorted(counts.items())))
