@@ -30,8 +30,8 @@ import runqueue
 import verdict
 
 
-def run(*command, env=None, **kwargs):
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env={**ENVIRONMENT, **(env or {})},
+def run(*command, env=None, cwd=ROOT, **kwargs):
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, env={**ENVIRONMENT, **(env or {})},
                           timeout=300, **kwargs)
 
 
@@ -528,12 +528,12 @@ class TestRuns(Folder):
                  for word in ("--set", f"{split}_files={self.path(f'text/wikitext2_bytes_{split}.txt')}")]
         command = ["paper.py", "quick", "cable", "rope", "--quiet", "--seeds", "7", "--set", "steps=3", "--set",
                    "eval_lengths=128,256", "--set", "eval_tokens=300", *files, "--trainer", TRAINER, "--out",
-                   self.path("quick")]
-        r = script(*command)
+                   "quick"]
+        r = script(*command, cwd=self.folder)
         self.assertEqual(r.returncode, 0, r.stdout + r.stderr)
         r = script("report.py", self.path("quick"))
         self.assertRegex(r.stdout, r"\| rope \| 1 \| [\d.]+ \| [\d.]+ \| [\d.]+ \|")
-        again = script(*command)
+        again = script(*command, cwd=self.folder)
         self.assertEqual((again.returncode, "step " in again.stdout), (0, False), again.stdout)
         # equal in everything but the encoding
         trains = [flags_of(shlex.split(line)) for line in script("paper.py", "quick", "--dry_run").stdout.splitlines()
