@@ -7,7 +7,7 @@
     test/mutations/mutate.py --ci                   3 of known.tsv's cheap ones, drawn by the commit
 
 `killed`: a test fails, or takes several times as long as without the fault. `survived`: all pass, so a test is missing,
-or the change changes nothing. `out of time`: 15 minutes of processors have passed, and others are left. `changes no
+or the change changes nothing. `out of time`: 15 minutes of processor time have passed, and others are left. `changes no
 program`: what is built is the same. `reached by no test`: no test includes the file. What does not compile does not
 count. A test that fails with a fault must pass without it; anything else is an error.
 
@@ -42,8 +42,8 @@ import test as runner       # noqa: E402, dev/test.py
 
 KNOWN = os.path.join(ROOT, "test/mutations/known.tsv")
 RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
-# seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processors, for
-# a drawn fault
+# seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processor time,
+# for a drawn fault
 LIMIT, SPARE, MOST = 7200, 120, 900
 SO_FAR = " so far"              # at the end of what came of a fault that the rest of the tests have yet to meet
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
@@ -250,6 +250,9 @@ def name_of(test):
 class Planter:
     def __init__(self):
         self.clean, self.green, self.errors, self.lock = Tree("clean"), {}, set(), threading.Lock()
+        self.trees = queue.SimpleQueue()
+        for n in range(runner.JOBS):
+            self.trees.put(Tree(f"tree{n}"))
 
     @functools.lru_cache(maxsize=None)
     def built(self, test):
@@ -306,7 +309,7 @@ class Planter:
         """the place of a test in the order"""
         seconds, kills = runner.SHORT.get(name_of(test), (0, 0))
         near = [f"test_{os.path.basename(name).partition('.')[0]}" in test for name in (file, os.path.dirname(file))]
-        return (name_of(test) not in runner.SHORT, not near[0], not near[1], test.split("+")[0] in runner.WAITS,
+        return (not near[0], not near[1], test.split("+")[0] in runner.WAITS,
                 -kills / (1 + seconds), test.startswith("test/"), test)
 
     @functools.lru_cache(maxsize=None)
@@ -378,9 +381,10 @@ class Planter:
             return "does not compile", "", ""
         finally:
             tree.put(fault.file, text)
-        if fault.tests and not met and self.errors & set(tests):
+        met = met or before == "survived" + SO_FAR
+        if not met and self.errors & set(tests):
             return "no result", "", ""
-        unmet = before.removesuffix(SO_FAR) or ("changes no program" if tests else "reached by no test")
+        unmet = "changes no program" if tests or before.startswith("changes") else "reached by no test"
         return ("survived" if met else unmet) + SO_FAR * (not before and not fault.tests), "", ""
 
 
@@ -423,8 +427,9 @@ def results(faults):
 
 def keep(row):
     """in the place of an earlier row of this fault"""
-    others = [r for r in ledger.read(RESULTS) if (r["seed"], r["number"]) != (row["seed"], row["number"])]
-    ledger.write(RESULTS, others + [row], "faults that mutate.py drew by a seed")
+    with console.locked(os.path.dirname(RESULTS), wait=True):
+        others = [r for r in ledger.read(RESULTS) if (r["seed"], r["number"]) != (row["seed"], row["number"])]
+        ledger.write(RESULTS, others + [row], "faults that mutate.py drew by a seed")
 
 
 def print_scores(rows):
@@ -441,17 +446,13 @@ def print_scores(rows):
 def plant(planter, faults, before):
     """yields (fault, what comes of it, the test that says so, what that test said, seconds of processors); before: what
     came of each in the tests of make test, by its id"""
-    trees = queue.SimpleQueue()
-    for n in range(min(runner.JOBS, len(faults))):
-        trees.put(Tree(f"tree{n}"))
-
     def work(fault):
-        tree = trees.get()
+        tree = planter.trees.get()
         spent = tree.spent
         try:
             return fault, *planter.verdict(tree, fault, before.get(fault.id, "")), tree.spent - spent
         finally:
-            trees.put(tree)
+            planter.trees.put(tree)
 
     with concurrent.futures.ThreadPoolExecutor(runner.JOBS) as pool:
         try:
@@ -494,10 +495,11 @@ def main(argv):
                 done[result] += 1
                 by = f" by {test}: {said}" * (result == "killed")
                 print(f"[{done.total()}/{len(chosen)}] {fault.id}, {fault.file}: {result}{by}", flush=True)
-                if drawn:
-                    rows[fault.id] = row_of(fault, commit, result, test, said, seconds)
+                if drawn and result != "no result":
+                    was = rows.get(fault.id, {"commit": commit, "seconds": 0})
+                    rows[fault.id] = row_of(fault, was["commit"], result, test, said, seconds + float(was["seconds"]))
                     keep(rows[fault.id])
-                elif result != "killed":
+                elif not drawn and result != "killed":
                     print(f"  {fault.file}:{fault.line}\n- {fault.before.strip()}\n+ {fault.after.strip()}",
                           flush=True)
         except BadInput as e:

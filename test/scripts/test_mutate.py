@@ -78,6 +78,21 @@ class Mutate(Folder):
         self.write("mutations.csv", kept.replace("data/sum.py", "data/other.py"))
         self.assertIn("the sources have changed", self.mutated("--seed", "3")[1])
 
+    def test_make_test_comes_first(self):
+        """a fault that survives it meets the rest, and is in one score only"""
+        self.write("test/a/test_more.py", self.read("test/a/test_sum.py"))
+        self.put_test("pass")
+        self.start(mock.patch.object(mutate.runner, "plan", lambda kind, _: (
+            ["test/a/test_sum.py" if kind == "test" else "test/a/test_more.py"], [])))
+        self.start(mock.patch.dict(mutate.runner.SHORT, {"a/test_sum.py": (1, 1)}))
+        text = self.mutated("--seed", "3", "--count", "2")[1]
+        counts = [text.count(what) for what in (": survived so far\n", ": survived\n", "killed by a/test_more")]
+        self.assertEqual(counts, [2, 1, 1], text)
+        self.assertIn("seen by make test: 0 of 2, 0 %\nseen by all tests: 1 of 2, 50 %\n1 killed, 1 survived\n", text)
+        os.remove(self.path("mutations.csv"))
+        self.start(mock.patch.dict(mutate.runner.SHORT, {"a/test_more.py": (1, 1)}))
+        self.assertIn("seen by make test: 1 of 2, 50 %\n", self.mutated("--seed", "3", "--count", "2")[1])
+
     def test_every_known_fault_still_applies(self):
         with mock.patch.object(mutate, "ROOT", ROOT):
             faults = mutate.read_known(mutate.KNOWN)
