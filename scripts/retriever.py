@@ -9,6 +9,7 @@ encodings, fine-tunes them on your documents, and asks for text that begins at t
 --documents   a directory of data/documents.py, or .jsonl files of {"id", "title", "sections": [{"heading", "text"}]}
 --encodings   what train_bert's --pos takes; `learned` is cut at the first of --lengths, and also reads chunks of that
               length, whose largest score counts; `stretched` is learned with its table repeated up to the longest
+              all others that read more also score `late`: by one forward, and an embedding for each so many tokens
 --questions   your own, lines {"question", "id"} of the document that answers; asked of the documents as they are
 --small       documents of 300 tokens, and a tiny BERT where there is no --model: to see whether all of it works
 
@@ -43,8 +44,8 @@ from runqueue import Command, Job
 
 KEY = "encoding", "lr", "seed", "tokens", "reads", "T"
 # the trainer's flags that are set here
-OURS = {"pos", "load", "pairs", "encode", "eval_lengths", "out", "steps", "total_batch", "resume", "allow_change",
-        "keep", "checkpoint_every"}
+OURS = {"pos", "load", "pairs", "encode", "encode_piece", "eval_lengths", "out", "steps", "total_batch", "resume",
+        "allow_change", "keep", "checkpoint_every"}
 OF_SECTION = "heading", "sentence", "title"
 SPAN = 40, 400                          # tokens of a section that has a question
 GROUPS, PAIRS = 32, 6                   # of an update; sections of a document
@@ -273,19 +274,19 @@ def prepare(args):
     without = [Text(tokenizer, d.text[:s.begin] + d.text[s.begin + s.sentence:].lstrip()) for d, s in asked]
     texts = {"corpus": [d.text for d in corpus],
              "moved": [where.rotated(s.begin, b) for (_, s), where in zip(asked, without) for b in args.begins]}
-    # 4 the files
-    cut, longest, counts = args.lengths[0], args.longest, {}
+    counts, tokens = {}, {}         # 4 the files
     shards(args, "pairs", pairs, args.T)
-    shards(args, "queries", [q for _, q, _ in questions], cut)
+    shards(args, "queries", [q for _, q, _ in questions], args.lengths[0])
     for name, some in texts.items():
-        shards(args, name, some, longest)
-        chunks = [Text(tokenizer, text, longest).chunks(cut - 2, longest) for text in some]
-        shards(args, name + "_chunks", [chunk for of in chunks for chunk in of], cut)
-        counts[name] = list(map(len, chunks))
+        shards(args, name, some, args.longest)
+        wheres = [Text(tokenizer, text, args.longest) for text in some]
+        chunks = [where.chunks(args.lengths[0] - 2, args.longest) for where in wheres]
+        shards(args, name + "_chunks", sum(chunks, []), args.lengths[0])
+        counts[name], tokens[name] = list(map(len, chunks)), [min(len(w) + 2, args.longest) for w in wheres]
     sizes = [len(e.ids) for e in tokenizer.encode_batch([pair.replace("\t", " ") for pair in pairs[:2000]])]
     plan = {"settings": settings, "pairs": len(pairs), "tokens_of_pair": sum(sizes) / len(sizes) + 2,
             "questions": questions, "sections": [number[d.id] for d, _ in asked], "corpus": [d.id for d in corpus],
-            "chunks": counts, "test": [d.id for d in test],
+            "chunks": counts, "tokens": tokens, "test": [d.id for d in test],
             "left_out": {why: sorted(found) for why, found in left_out.items() if why}}
     console.write_whole(path, json.dumps(plan, indent=1) + "\n")
     say(f"{len(pairs):,} pairs of {plan['tokens_of_pair']:.0f} tokens to train on; {len(asked)} sections of "
@@ -396,13 +397,16 @@ def jobs_of(args, plan):
             where = os.path.join(run, f"tokens_{tokens}")
             for T in args.lengths:
                 chunks = name == "learned" and T > cut          # it has no positions there
+                pieces = not chunks and T > cut and T % cut == 0
                 for part, kind, most in (("queries", "", cut), *((part, "_chunks" * chunks, cut if chunks else T)
                                                                  for part in ("corpus", "moved"))):
                     place, data = os.path.join(where, f"{part}{kind}_{most}"), shard(args, part + kind)
                     flags = {**load, "encode": data, "eval_lengths": str(most), "out": place, **args.flags}
+                    flags.update({"encode_piece": str(cut)} if pieces and part != "queries" else {})
                     commands.append(Command(f"embed {part} at {most}", args.trainer, flags, place, os.path.join(
                         place, "embeddings.safetensors"), os.path.getsize(data) * flops(most)))
-                models.append(((name, args.lr, seed, tokens, "chunks" if chunks else "vector", T), where))
+                ways = ["chunks"] if chunks else ["vector", "late"][:1 + pieces]
+                models += [((name, args.lr, seed, tokens, reads, T), where) for reads in ways]
         jobs.append(Job(f"{name}, seed {seed}", "", commands))
     return jobs, models
 
@@ -423,6 +427,26 @@ def ranks_of(plan, score, moved):
     return found
 
 
+def vectors_of(plan, path, part, reads, T):
+    """the unit vectors of a file; where those of each text begin, and which are of tokens beyond T; None, None where
+    each text has one"""
+    np, cut = need("numpy"), plan["settings"]["cut"]
+    ids, found, *_ = retrieve.read_embeddings(path)
+    if part == "queries" or reads == "vector" and not ids[0].endswith(":0"):
+        return retrieve.unit_rows(found, ids), None, None
+    tokens = np.minimum(plan["tokens"][part], T)
+    counts = np.array(plan["chunks"][part]) if reads == "chunks" else -(-tokens // cut)
+    if counts.sum() != len(ids):
+        raise BadInput(f"{path}: expected {counts.sum()} vectors of parts, got {len(ids)}")
+    starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
+    at = np.arange(len(ids)) - np.repeat(starts, counts)
+    if reads == "vector":                                   # the mean of its pieces by their tokens
+        own = np.minimum(np.repeat(tokens, counts) - at * cut, cut)
+        mean = np.add.reduceat(found * own[:, None].astype("f8"), starts) / tokens[:, None]
+        return retrieve.unit_rows(mean, plan["tokens"][part]), None, None
+    return retrieve.unit_rows(found, ids), starts, at >= -(-T // cut)
+
+
 def of_embeddings(plan, key, where):
     """the ranks by the embeddings in a directory"""
     np, (*_, reads, T), cut = need("numpy"), key, plan["settings"]["cut"]
@@ -431,16 +455,13 @@ def of_embeddings(plan, key, where):
         path = os.path.join(where, part + name, "embeddings.safetensors")
         if not os.path.exists(path):
             return None                                                 # its command failed
-        ids, found, *_ = retrieve.read_embeddings(path)
-        rows[part] = retrieve.unit_rows(found, ids)
+        rows[part] = vectors_of(plan, path, part, reads, T)
 
     def scores(q, part):
-        found = (rows[part] @ rows["queries"][q]).astype("f4")
-        if reads == "vector":
+        vectors, starts, late = rows[part]
+        found = (vectors @ rows["queries"][0][q]).astype("f4")
+        if starts is None:
             return found
-        counts = plan["chunks"][part]
-        starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
-        late = np.concatenate([np.arange(n) for n in counts]) >= -(-T // cut)
         found[late] = -np.inf
         return np.maximum.reduceat(found, starts)
     places = len(plan["settings"]["begins"])
@@ -520,16 +541,17 @@ def write_differences(args, plan, scores):
             rows.append({"difference": what, "lr": lr, "tokens": tokens, "begins": begins,
                          **dict(zip(("ndcg", "low", "high"), found))})
     for (name, lr, tokens, reads, T), gains in sorted(mean.items()) if kinds else ():
-        if reads != "vector" or T != long:
+        if reads not in ("vector", "late") or T != long:
             continue
-        own, cut = mean.get((name, lr, tokens, reads, short)), mean.get(("learned", lr, tokens, "vector", short))
-        chunks = mean.get(("learned", lr, tokens, "chunks", long))
-        for what, other in ((f"itself at {short}", own), (f"learned, cut at {short}", cut),
-                            (f"learned, chunks up to {long}", chunks)):
+        vector = lambda of, T: mean.get((of, lr, tokens, "vector", T))
+        own, whole = vector(name, short), reads == "vector"
+        for what, other in ((f"itself at {short}", own), (f"learned, cut at {short}", vector("learned", short)),
+                            (f"learned, chunks up to {long}", mean.get(("learned", lr, tokens, "chunks", long))),
+                            ("as one vector", None if whole else vector(name, long))):
             if other is not None:
-                add(f"{name} at {long} - {what}", tokens, lr, gains - other)
-        for (rival, *same), theirs in mean.items() if name.startswith("cable") and own is not None else ():
-            shorter = mean.get((rival, lr, tokens, "vector", short))
+                add(f"{name} at {long}{'' if whole else ', late'} - {what}", tokens, lr, gains - other)
+        for (rival, *same), theirs in mean.items() if name.startswith("cable") and whole and own is not None else ():
+            shorter = vector(rival, short)
             if same == [lr, tokens, "vector", long] and rival != name and shorter is not None:
                 add(f"gain from {short} to {long}: {name} - {rival}", tokens, lr, gains - own - (theirs - shorter))
     if rows:
@@ -585,7 +607,7 @@ def draw(args, cells, mean):
             of = cells.get((kind, tokens, encoding, reads, T, lr)) or cells.get((kind, 0, encoding, reads, T, lr), {})
             colour, marker = plot.style(encoding) if encoding != "bm25" else ("#777777", "x")
             dash = {args.lengths[-1]: "-", args.lengths[0]: ":"}.get(T, "--")
-            label = f"{encoding}, {T or 'all'}" + f", {reads}" * (reads == "chunks")
+            label = f"{encoding}, {T or 'all'}" + f", {reads}" * (reads != "vector")
             if not (values := [100 * mean(of[b], 0) for b in args.begins if b in of]):
                 continue
             line, = ax.plot([b for b in args.begins if b in of], values, dash, color=colour, marker=marker, label=label)

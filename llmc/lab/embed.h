@@ -22,12 +22,25 @@ void bert_embed(float* out, Model& model, Acts& acts, const int* ids, const int*
 }
 
 // The same with out on the host, for rows <= sequences_that_fit(acts, T). Other rows and padding do not change
-// an embedding.
+// an embedding. With piece, which divides T, out (rows,T/piece,C) are the embeddings of pieces of the texts after one
+// forward of the whole: late chunking (Guenther et al. 2024). Those of pieces after a text's end are not numbers.
 template <class Model, class Acts>
-void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out) {
+void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out,
+                     int piece = 0) {
+    const int C = model.config.C, per = piece > 0 ? T / piece : 1;
     float* pooled = (float*)acts.a.fch();       // large enough, and no longer used after the forward
     bert_embed(pooled, model, acts, ids, lengths, rows, T, false);
-    copy_to_host(out, pooled, sizeof(float) * rows * model.config.C, model.stream);
+    if (piece > 0) {
+        std::vector<int> own;                   // the tokens of each piece
+        for (int k = 0; k < rows * per; k++) {
+            own.push_back(imin(imax(lengths[k / per] - k % per * piece, 0), piece));
+        }
+        int* device = acts.batch.targets;       // no text has any
+        copy_to_device(device, own.data(), sizeof(int) * own.size(), model.stream);
+        pooling_forward(pooled, acts.a.ln2(model.config.L - 1), device, rows * per, piece, C, Pooling::Mean,
+                        model.stream);
+    }
+    copy_to_host(out, pooled, sizeof(float) * rows * per * C, model.stream);
 }
 
 // A chunk of rows ends before its padding exceeds this many tokens: one more chunk costs about as much.
@@ -129,42 +142,58 @@ struct Embeddings {
     size_t size() const { return names.size(); }
 };
 
-// Embeds the documents of a collection, cut to max_tokens, in batches of about equal lengths. The longest come first,
-// so that a lack of memory shows at once. A collective: ranks share the batches; each gets all embeddings.
+// Embeds the documents of a collection, cut to max_tokens, in batches of about equal lengths; with piece, which divides
+// max_tokens, each piece of a document, by the name NAME:0, NAME:1, ... The longest come first, so that a lack of
+// memory shows at once. A collective: ranks share the batches; each gets all embeddings.
 template <class Model, class Acts>
-Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens) {
+Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens, int piece = 0) {
     const Phase encoding("encoding documents");
     check(documents.group == 1, "%s: expected a collection, got groups of %d documents", documents.flag.c_str(),
           documents.group);
     check(max_tokens >= 2 && max_tokens <= acts.T, "%s: expected a length of 2 to %d tokens, got %d",
           documents.flag.c_str(), (int)acts.T, max_tokens);
+    check(piece == 0 || max_tokens % piece == 0, "--encode_piece: expected a divisor of the length of %d tokens, got "
+          "%d", max_tokens, piece);
     const size_t N = documents.size(), C = (size_t)model.config.C;
     Embeddings e;
     e.C = (int)C;
-    e.rows.resize(checked_mul(N, C, "embeddings"));
     std::vector<int> length(N);
+    std::vector<size_t> first(N + 1, 0);                // embedding of each document
     for (size_t i = 0; i < N; i++) {
         length[i] = (int)std::min(documents.length(i), (uint64_t)max_tokens);
-        e.names.push_back(documents.name(i));
+        const int pieces = piece > 0 ? ceil_div(length[i], piece) : 1;
+        for (int k = 0; k < pieces; k++) {
+            e.names.push_back(documents.name(i) + (piece > 0 ? strprintf(":%d", k) : ""));
+        }
+        first[i + 1] = e.size();
     }
+    e.rows.resize(checked_mul(e.size(), C, "embeddings"));
     std::vector<size_t> order(N);
     std::iota(order.begin(), order.end(), (size_t)0);
     std::stable_sort(order.begin(), order.end(), [&](size_t a, size_t b) { return length[a] > length[b]; });
     const std::vector<RowBatch> batches = row_batches(N, acts, [&](size_t i) {
-        return std::min(round_up(length[order[i]], 8), max_tokens);
+        return std::min(round_up(length[order[i]], piece > 0 ? piece : 8), max_tokens);
     });
+    const size_t most = piece > 0 ? (size_t)(max_tokens / piece) : 1;       // embeddings of a document
     Progress progress(documents.flag + ": encoding");
     std::vector<int> ids, lengths;
+    std::vector<float> pieces;
     const auto work = [&](const RowBatch& b, float* out) {
         ids.assign(b.n * b.T, documents.special.pad);
         lengths.resize(b.n);
         for (size_t r = 0; r < b.n; r++) {
             lengths[r] = documents.read(order[b.first + r], max_tokens, ids.data() + r * b.T);
         }
-        embed_documents(model, acts, ids.data(), lengths.data(), (int)b.n, (int)b.T, out);
+        const size_t row = (piece > 0 ? b.T / (size_t)piece : 1) * C;
+        pieces.resize(b.n * row);
+        embed_documents(model, acts, ids.data(), lengths.data(), (int)b.n, (int)b.T, pieces.data(), piece);
+        for (size_t r = 0; r < b.n; r++) { std::copy_n(pieces.data() + r * row, row, out + r * most * C); }
     };
-    const auto take = [&](size_t i, const float* row) { std::copy_n(row, C, e.rows.begin() + (long)(order[i] * C)); };
-    e.stopped = !share_batches<float>(batches, C, progress, work, take);
+    const auto take = [&](size_t i, const float* row) {
+        const size_t d = order[i];
+        std::copy_n(row, (first[d + 1] - first[d]) * C, e.rows.begin() + (long)(first[d] * C));
+    };
+    e.stopped = !share_batches<float>(batches, most * C, progress, work, take);
     check_finite("embeddings", e.rows.data(), e.rows.size());
     return e;
 }
@@ -212,6 +241,7 @@ constexpr const char* BERT_USES = "--eval_lengths, --encode and --predict";
 inline bool uses_bert(const Options& o) {
     const bool any_short = std::any_of(o.eval_lengths.begin(), o.eval_lengths.end(), [](int T) { return T < 2; });
     check(o.encode.empty() || !o.out.empty(), "--encode: give the directory to write to with --out");
+    check(o.encode_piece == 0 || !o.encode.empty(), "--encode_piece: give the documents with --encode");
     check(o.encode.empty() || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     const bool parts = !evaluated_parts(o.dump_bias, o.eval_lengths, o.out, INT_MAX).directory.empty();
     check(o.dump_bias.empty() || (parts && o.encode.empty() && comm().size == 1), "--dump_bias: expected LAYER,parts "
@@ -313,6 +343,7 @@ template <class Config> void resolve_bert(Run& run, Config& c) {
     const int words = c.V == BYTE_VOCAB ? 256 : c.V;
     run.tokenizer = find_tokenizer(o.tokenizer, run.source, !run.resumed.empty(), words);
     if (!c.pooling.empty() && !o.is_given("pooling")) { o.pooling = c.pooling; }
+    check(o.encode_piece == 0 || o.pooling == "mean", "--encode_piece: a piece has no [CLS]; expected --pooling mean");
     if (!o.pairs.empty() && run.trains) { c.pooling = o.pooling; }
     c.special = run.tokenizer != nullptr ? special_tokens(*run.tokenizer) : special_tokens(c.V);
     c.mask_share = o.mask_share;
@@ -370,11 +401,12 @@ template <class Model> void write_collection(Model& model, const Run& run, const
     const int B = std::max(1, EVALUATION_TOKENS / max_tokens);
     auto acts = activations_describe(model, B, max_tokens, Purpose::Evaluate, 0);
     activations_allocate(acts);
-    const Embeddings e = encode_documents(model, acts, documents, max_tokens);
+    const Embeddings e = encode_documents(model, acts, documents, max_tokens, run.o.encode_piece);
     acts.release();
     if (e.stopped) { return; }
     rank0_works([&] {
         Json made = {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}};
+        if (run.o.encode_piece > 0) { made["piece"] = std::to_string(run.o.encode_piece); }
         const std::string weights = run.source + (is_directory(run.source) ? "/model.safetensors" : "");
         if (path_exists(weights)) { made["weights"] = sum_text(sampled_sum(File(weights))); }
         write_embeddings(run.o.out, e, made);

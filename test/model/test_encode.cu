@@ -23,8 +23,9 @@ bool same(const Embeddings& a, const Embeddings& b) { return a.C == b.C && a.nam
 struct FakeModel { struct { int C = 3; } config; std::vector<int> calls_T, calls_rows; };
 struct FakeActs { int B, T; };
 
-void embed_documents(FakeModel& model, FakeActs& acts, const int* ids, const int* lengths, int rows, int T,
-                     float* out) {
+// Of a piece: that of its document, with the piece's number
+void embed_documents(FakeModel& model, FakeActs& acts, const int* ids, const int* lengths, int rows, int T, float* out,
+                     int piece) {
     CHECK((rows >= 1 && (size_t)rows <= sequences_that_fit(acts, T)));
     for (int r = 0; r < rows; r++) {
         uint64_t h = 0;
@@ -33,9 +34,11 @@ void embed_documents(FakeModel& model, FakeActs& acts, const int* ids, const int
             if (t < lengths[r]) { h = hash64(h, (uint64_t)ids[r * T + t]); } else { CHECK(ids[r * T + t] == 256); }
         }
         CHECK((ids[r * T] == 257 && ids[r * T + lengths[r] - 1] == 258));
-        out[3 * r] = (float)(h & 0xffff);
-        out[3 * r + 1] = (float)(h >> 48);
-        out[3 * r + 2] = (float)lengths[r];
+        for (int k = 0; k < (piece > 0 ? T / piece : 1); k++, out += 3) {
+            out[0] = (float)(h & 0xffff);
+            out[1] = (float)(h >> 48);
+            out[2] = (float)(lengths[r] + 1000 * k);
+        }
     }
     model.calls_T.push_back(T);
     model.calls_rows.push_back(rows);
@@ -105,6 +108,18 @@ TEST_CASE("encode: every document once, whatever the batches", "[encode][asan]")
             }
             if (first.C == 0) { first = e; }
             CHECK(same(e, first));
+            if (max_tokens == 40) {
+                FakeModel other;
+                const Embeddings pieces = encode_documents(other, acts, documents, 40, 8);
+                size_t at = 0;
+                for (size_t i = 0; i < 97; i++) {
+                    for (int k = 0; k * 8 < e.rows[3 * i + 2]; k++, at++) {
+                        CHECK(pieces.names[at] == strprintf("%zu:%d", i, k));
+                        CHECK(pieces.rows[3 * at + 2] == e.rows[3 * i + 2] + 1000.0f * (float)k);
+                    }
+                }
+                CHECK((pieces.size() == at && at > 300));
+            }
             CHECK(std::is_sorted(model.calls_T.rbegin(), model.calls_T.rend()));
             CHECK(std::accumulate(model.calls_rows.begin(), model.calls_rows.end(), 0) == 97);
             for (size_t i = 0; i < model.calls_T.size(); i++) {
@@ -126,6 +141,8 @@ TEST_CASE("encode: every document once, whatever the batches", "[encode][asan]")
     FakeActs acts{4, 16};
     CHECK(throws_with([&] { encode_documents(model, acts, documents, 17); },
                       "expected a length of 2 to 16 tokens, got 17") == 2);
+    CHECK(throws_with([&] { encode_documents(model, acts, documents, 16, 3); }, "expected a divisor of the length of "
+                      "16 tokens, got 3") == 2);
     write_file(dir / "g.txt", "a\tb\n");
     const Documents groups(dir / "g.txt", "--encode", special_tokens(260));
     CHECK(throws_with([&] { encode_documents(model, acts, groups, 16); },

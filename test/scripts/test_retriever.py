@@ -1,6 +1,8 @@
 """test_retriever.py -- documents.py and retriever.py: from pages to a figure with a tiny BERT, where a section begins
 in a document that was moved, and input that is refused by its name and line."""
+import glob
 import importlib
+import itertools
 import json
 import os
 import random
@@ -13,7 +15,7 @@ interpreter.choose("lxml.html, datasketch, numpy, tokenizers, xxhash, matplotlib
                    "tokenizers, xxhash", "numpy, tokenizers, xxhash",
                    also=[os.path.join(interpreter.ROOT, "build", "venv", "bin", "python")])
 
-from folder import BERT_TRAINER, HAS_BERT, ROOT, Folder, called, sys        # noqa: E402
+from folder import BERT_TRAINER, HAS_BERT, ROOT, Folder, called, ended, sys        # noqa: E402
 sys.path.append(os.path.join(ROOT, "data"))
 import documents        # noqa: E402
 import retriever        # noqa: E402
@@ -31,12 +33,12 @@ SYLLABLES = ["ba", "co", "di", "fu", "ge", "ha", "ji", "ko", "lu", "me", "no", "
 
 
 def page(n):
-    """a page of eight sections of 50 words, in words of its own"""
+    """a page of eight sections of 50 words, some of one, in words of its own"""
     draws = random.Random(n)
     own = ["".join(draws.choices(SYLLABLES, k=3)) for _ in range(60)]
     text = lambda k: " ".join(draws.choices(own, k=k))
     sections = "".join(f"<h2>{i}.1. {text(2)} {n}<a class='headerlink' href='#'>#</a></h2><p>{text(7).capitalize()}. "
-                       f"<b>{text(1)}</b>{text(44)}.</p>" for i in range(8))
+                       f"<b>{text(1)}</b>{text(44)}.</p>" for i in range(1 if n % 5 == 4 else 8))
     return (f"<html><head><title>{text(2)}</title><style>x</style></head><body><nav>everywhere</nav><h1>{text(2)}</h1>"
             f"<div class='navheader'>everywhere</div><p>{text(60)}<!-- not this --></p>{sections}<h2>Copyright</h2>"
             f"<p>{text(50)}</p></body></html>")
@@ -100,7 +102,7 @@ class TestRetriever(Folder):
     def go(self, *more):
         return called(retriever.main, "--documents", self.path("d"), "--small", "--out", self.path("o"), "--trainer",
                       BERT_TRAINER, "--encodings", "learned", "none", "cable:gate=0.2", "stretched", "--tokens", "0",
-                      "2500", "7500", "--sections", "10", "--corpus", "12", *more)
+                      "2500", "7500", "--sections", "10", "--corpus", "20", *more)
 
     @unittest.skipUnless(HAS_BERT, "make train_bert")
     def test_from_pages_to_a_figure(self):
@@ -114,8 +116,20 @@ class TestRetriever(Folder):
         self.check_places(plan)
         self.check_rows(plan, self.table("o/retriever.csv"))
         place = self.path("o/runs/none-lr1e-4/seed_42/tokens_2500")
-        self.check_ranks(plan, place)
-        self.assertIn("| cable:gate=0.2 at 256 - itself at 64 |", self.read("o/retriever.md"))
+        self.check_ranks(plan, place, "none", "vector", 64)
+        self.check_ranks(plan, place, "none", "late", 256)
+        self.check_ranks(plan, place.replace("none", "learned"), "learned", "chunks", 256)
+        trained = min(glob.glob(place + "/../step_*"))
+        for part in "corpus", "moved":                      # 256 tokens as one vector, of which there are pieces
+            code, said = ended(BERT_TRAINER, "--load", trained, "--eval_lengths", "256", "--encode", self.path(
+                f"o/data/{part}/text_lines_000000.bin"), "--out", self.path("whole"))
+            self.assertEqual(code, 0, said)
+            found, want = (retriever.vectors_of(plan, os.path.join(of, "embeddings.safetensors"), part, "vector", 256)
+                           for of in (os.path.join(place, part + "_256"), self.path("whole")))
+            self.assertLess(np.abs(found[0] - want[0]).max(), 1e-6)
+        self.assertLess(min(plan["tokens"]["corpus"]), 250)
+        for what in " - itself at 64", ", late - as one vector":
+            self.assertIn(f"| cable:gate=0.2 at 256{what} |", self.read("o/retriever.md"))
         self.assertTrue(os.path.exists(self.path("o/retriever.png")) or "no figure" in err)
         files = [self.path("o/scores/bm25---0-words-0.json"), self.path("o/scores/none-1e-4-42-7500-vector-64.json"),
                  os.path.join(place, "queries_64", "embeddings.safetensors")]
@@ -155,7 +169,8 @@ class TestRetriever(Folder):
     def check_rows(self, plan, rows):
         """one for each model, length, kind of question and place"""
         reads = [("learned", "vector", "64"), ("learned", "chunks", "256"),
-                 *((pos, "vector", T) for pos in ("none", "cable:gate=0.2", "stretched") for T in ("64", "256"))]
+                 *((pos, *how) for pos in ("none", "cable:gate=0.2", "stretched")
+                   for how in (("vector", "64"), ("vector", "256"), ("late", "256")))]
         models = [("bm25", "0", "words", T) for T in ("0", "64", "256")] + [
             (pos, tokens, *how) for tokens in ("0", "2500", "7500") for pos, *how in reads]
         places = [(kind, str(b)) for kind in retriever.OF_SECTION for b in plan["settings"]["begins"]]
@@ -175,20 +190,36 @@ class TestRetriever(Folder):
         self.assertEqual((bm25("0", "0"), bm25("0", "256")), (1, 1))        # its words are the document's own
         self.assertLess(bm25("64", "256"), 1)                               # they begin beyond what is read
 
-    def check_ranks(self, plan, place):
+    def check_ranks(self, plan, place, name, reads, T):
         """those of a model's vectors, by other means"""
-        of = lambda what: retriever.retrieve.read_embeddings(os.path.join(place, what, "embeddings.safetensors"))[1]
-        queries, corpus, moved = map(of, ("queries_64", "corpus_64", "moved_64"))
-        cosine = lambda x, y: float(np.dot(x, y) / np.linalg.norm(x) / np.linalg.norm(y))
-        found = json.loads(self.read("o/scores/none-1e-4-42-2500-vector-64.json"))["ranks"]
+        def parts(of, size):
+            """the vectors of each text"""
+            ids, rows, *_ = retriever.retrieve.read_embeddings(
+                os.path.join(place, f"{of}{'_chunks' * (size == 'chunks')}_{64 if size == 'chunks' else size}",
+                             "embeddings.safetensors"))
+            rows = iter(rows / np.linalg.norm(rows, axis=1)[:, None])
+            if size == "chunks":
+                counts = plan["chunks"][of]
+            elif reads == "late" and size == T:
+                counts = [len(list(some)) for _, some in itertools.groupby(ids, lambda i: i.partition(":")[0])]
+            else:
+                counts = [1] * len(ids)
+            found = [list(itertools.islice(rows, n)) for n in counts]
+            self.assertEqual(list(rows), [])
+            self.assertEqual(max(map(len, found)) > 1, size != 64)
+            return [some[:T // 64] if reads == "chunks" else some for some in found]
+        of = T if reads != "chunks" else "chunks"
+        (queries, corpus, moved), found = (parts("queries", 64), parts("corpus", of), parts("moved", of)), json.loads(
+            self.read(f"o/scores/{name}-1e-4-42-2500-{reads}-{T}.json"))["ranks"]
+        best = lambda q, some: max(float(np.dot(queries[q][0], x)) for x in some)
         for kind in "heading", "own":
             asked = [(q, n) for q, (other, _, n) in enumerate(plan["questions"]) if other == kind]
             for (q, n), ranks in zip(asked, found[kind], strict=True):
                 own = plan["sections"][n] if kind == "heading" else n
                 answers = moved[4 * n:4 * n + 4] if kind == "heading" else [corpus[n]]
                 for answer, rank in zip(answers, ranks, strict=True):
-                    scores = [cosine(queries[q], d) for i, d in enumerate(corpus) if i != own]
-                    mine = cosine(queries[q], answer)
+                    scores = [best(q, d) for i, d in enumerate(corpus) if i != own]
+                    mine = best(q, answer)
                     self.assertIn(rank - 1, range(sum(s > mine + 1e-6 for s in scores),
                                                   sum(s > mine - 1e-6 for s in scores) + 1))
 
