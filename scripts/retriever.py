@@ -541,7 +541,7 @@ def write_differences(args, plan, scores):
             rows.append({"difference": what, "lr": lr, "tokens": tokens, "begins": begins,
                          **dict(zip(("ndcg", "low", "high"), found))})
     for (name, lr, tokens, reads, T), gains in sorted(mean.items()) if kinds else ():
-        if reads not in ("vector", "late") or T != long:
+        if reads not in ("vector", "late") or T != long or long == short:
             continue
         vector = lambda of, T: mean.get((of, lr, tokens, "vector", T))
         own, whole = vector(name, short), reads == "vector"
