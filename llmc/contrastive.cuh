@@ -18,7 +18,7 @@
 
 enum class Pooling { Mean, Cls };
 
-// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [1, T]
+// out (B,C) float32, inp (B,T,C), lengths (B) on the device, each in [0, T]; 0: NaN
 void pooling_forward(float* out, const floatX* inp, const int* lengths, int B, int T, int C, Pooling kind,
                      Stream stream);
 // dinp (B,T,C) is overwritten, with zeros after the end of a sequence; dout (B,C) float32, lengths (B)

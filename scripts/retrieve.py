@@ -55,8 +55,8 @@ def read_qrels(path):
 
 
 def read_embeddings(path):
-    """the names, embeddings (N,C) of float32, pooling and checksum of the weights, of a file that --encode has
-    written"""
+    """the names, embeddings (N,C) of float32, pooling, checksum of the weights and --encode_piece, of a file that
+    --encode has written"""
     with console.open_regular(path) as f:
         dtype, shape, first, _ = console.read_tensors(f, path).get("embeddings", ("", [], 0, 0))
         if dtype != "F32" or len(shape) != 2 or 0 in shape:
@@ -67,7 +67,8 @@ def read_embeddings(path):
     digest = need("xxhash").xxh3_64_hexdigest("".join(name + "\n" for name in names).encode())
     if not isinstance(made, dict) or made.get("ids") != "xxh3:" + digest or len(names) != shape[0]:
         raise BadInput(f"{ids}: expected the {shape[0]:,} names of {path}, got others; write both again with --encode")
-    return names, need("numpy").memmap(path, "<f4", "r", first, tuple(shape)), made.get("pooling"), made.get("weights")
+    return (names, need("numpy").memmap(path, "<f4", "r", first, tuple(shape)),
+            made.get("pooling"), made.get("weights"), made.get("piece", "none"))
 
 
 def unit_rows(rows, names):
@@ -100,7 +101,7 @@ def evaluate(queries_path, corpus_path, qrels, qrels_path):
     """the record of a search: the measures, and which queries and documents they cover"""
     asked, queries, *of_queries = read_embeddings(queries_path)
     names, corpus, *of_corpus = read_embeddings(corpus_path)
-    told = "{} channels, pooling {} and weights {}".format
+    told = "{} channels, pooling {}, weights {} and pieces {}".format
     if (wanted := told(queries.shape[1], *of_queries)) != (got := told(corpus.shape[1], *of_corpus)):
         raise BadInput(f"{corpus_path}: expected {wanted}, as the queries have, got {got}; embed both with the same "
                        "checkpoint")

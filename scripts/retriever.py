@@ -9,7 +9,8 @@ encodings, fine-tunes them on your documents, and asks for text that begins at t
 --documents   a directory of data/documents.py, or .jsonl files of {"id", "title", "sections": [{"heading", "text"}]}
 --encodings   what train_bert's --pos takes; `learned` is cut at the first of --lengths, and also reads chunks of that
               length, whose largest score counts; `stretched` is learned with its table repeated up to the longest
-              all others that read more also score `late`: by one forward, and an embedding for each so many tokens
+              all others that read a multiple of it are also scored `late`: one forward pass, an embedding for each
+              piece of that length, of which the largest score counts
 --questions   your own, lines {"question", "id"} of the document that answers; asked of the documents as they are
 --small       documents of 300 tokens, and a tiny BERT where there is no --model: to see whether all of it works
 
@@ -207,6 +208,7 @@ def tokenizer_of(args):
     tokenizer = need("tokenizers").Tokenizer.from_file(os.path.join(args.model, "tokenizer.json"))
     tokenizer.no_truncation()
     tokenizer.no_padding()
+    tokenizer.encode_special_tokens = True                      # "[MASK]" of a text is text, as in shards
     return tokenizer
 
 
@@ -232,6 +234,18 @@ def sections_of(test, tokenizer, common, left_out, args):
     return [(d, s) for *_, d, s in sorted(found, key=lambda f: f[:2])[:args.sections]]
 
 
+def plan_of(args, path, settings):
+    """what an earlier call has written, if it had these settings"""
+    plan = console.read_object(path)
+    if "tokens" not in plan:
+        raise BadInput(f"--out {args.out} was begun by an earlier version: give another --out")
+    for key, value in settings.items():
+        if (was := plan["settings"].get(key)) != value:
+            raise BadInput(f"--out {args.out} was begun with other {key}: {str(was)[:60]}, now {str(value)[:60]}; "
+                           "give that, or another --out")
+    return plan
+
+
 def prepare(args):
     """Writes OUT/data: what is asked and trained on, as plan.json and shards. Returns the plan."""
     paths, (train, test) = sides_of(args)
@@ -243,12 +257,7 @@ def prepare(args):
                 "flags": {key: value for key, value in args.flags.items() if key not in runqueue.FREE},
                 **{key: getattr(args, key) for key in ("begins", "T", "sections", "corpus", "names", "seed")}}
     if os.path.exists(path := os.path.join(args.out, "data", "plan.json")):
-        plan = console.read_object(path)
-        for key, value in settings.items():
-            if (was := plan["settings"].get(key)) != value:
-                raise BadInput(f"--out {args.out} was begun with other {key}: {str(was)[:60]}, now {str(value)[:60]}; "
-                               "give that, or another --out")
-        return plan
+        return plan_of(args, path, settings)
     # 1 what is trained on, and what is asked
     say("finding questions and pairs in the documents")
     tokenizer, left_out = tokenizer_of(args), collections.defaultdict(collections.Counter)
@@ -385,6 +394,7 @@ def jobs_of(args, plan):
     config = console.read_object(os.path.join(args.model, "config.json"))
     flops = lambda T: runqueue.forward_flops(config["num_hidden_layers"], config["hidden_size"], T, 0, False)
     cut, jobs, models = args.lengths[0], [], []
+    mean = args.flags.get("pooling", config.get("pooling", "mean")) == "mean"       # which a piece needs
     for seed, name in itertools.product(args.seeds, args.encodings):
         run, commands = os.path.join(args.out, "runs", slug(f"{name}-lr{args.lr}"), f"seed_{seed}"), []
         for tokens in args.tokens:
@@ -397,7 +407,7 @@ def jobs_of(args, plan):
             where = os.path.join(run, f"tokens_{tokens}")
             for T in args.lengths:
                 chunks = name == "learned" and T > cut          # it has no positions there
-                pieces = not chunks and T > cut and T % cut == 0
+                pieces = mean and not chunks and T > cut and T % cut == 0
                 for part, kind, most in (("queries", "", cut), *((part, "_chunks" * chunks, cut if chunks else T)
                                                                  for part in ("corpus", "moved"))):
                     place, data = os.path.join(where, f"{part}{kind}_{most}"), shard(args, part + kind)
@@ -432,18 +442,18 @@ def vectors_of(plan, path, part, reads, T):
     each text has one"""
     np, cut = need("numpy"), plan["settings"]["cut"]
     ids, found, *_ = retrieve.read_embeddings(path)
-    if part == "queries" or reads == "vector" and not ids[0].endswith(":0"):
+    if part == "queries" or reads == "vector" and len(ids) == len(plan["tokens"][part]):
         return retrieve.unit_rows(found, ids), None, None
     tokens = np.minimum(plan["tokens"][part], T)
     counts = np.array(plan["chunks"][part]) if reads == "chunks" else -(-tokens // cut)
     if counts.sum() != len(ids):
-        raise BadInput(f"{path}: expected {counts.sum()} vectors of parts, got {len(ids)}")
+        raise BadInput(f"{path}: expected {counts.sum()} vectors of parts, got {len(ids)}; remove the directory")
     starts = np.concatenate([[0], np.cumsum(counts)[:-1]])
     at = np.arange(len(ids)) - np.repeat(starts, counts)
     if reads == "vector":                                   # the mean of its pieces by their tokens
         own = np.minimum(np.repeat(tokens, counts) - at * cut, cut)
         mean = np.add.reduceat(found * own[:, None].astype("f8"), starts) / tokens[:, None]
-        return retrieve.unit_rows(mean, plan["tokens"][part]), None, None
+        return retrieve.unit_rows(mean.astype("f4"), [ids[at] for at in starts]), None, None
     return retrieve.unit_rows(found, ids), starts, at >= -(-T // cut)
 
 
@@ -606,8 +616,8 @@ def draw(args, cells, mean):
         for encoding, reads, T, lr in shown:
             of = cells.get((kind, tokens, encoding, reads, T, lr)) or cells.get((kind, 0, encoding, reads, T, lr), {})
             colour, marker = plot.style(encoding) if encoding != "bm25" else ("#777777", "x")
-            dash = {args.lengths[-1]: "-", args.lengths[0]: ":"}.get(T, "--")
-            label = f"{encoding}, {T or 'all'}" + f", {reads}" * (reads != "vector")
+            dash = "-." if reads == "late" else {args.lengths[-1]: "-", args.lengths[0]: ":"}.get(T, "--")
+            label = f"{encoding}, {T or 'all'}" + f", {reads}" * (reads in ("chunks", "late"))
             if not (values := [100 * mean(of[b], 0) for b in args.begins if b in of]):
                 continue
             line, = ax.plot([b for b in args.begins if b in of], values, dash, color=colour, marker=marker, label=label)

@@ -139,7 +139,7 @@ constexpr int MOST_WINDOW = 1 << 30;
       "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or for a model of bytes " \
       ".txt with a document per line; a document is cut to the first of --eval_lengths, or to --T tokens") \
     X(int, encode_piece, "", 0, at_least(0), FREE, \
-      "write an embedding for each N tokens of a document, after one forward of the whole; 0 = one for all") \
+      "write an embedding for each N tokens of a document, after one forward of the whole; 0: one for the whole") \
     GROUP("Looking", BOTH) \
     X(bool, check, "", false, a_switch(), FREE, "check flags, data and memory, print the tensors, and stop") \
     X(bool, help, "-h", false, a_switch(), FREE, "print this, and the commit and precision of this program, and stop")

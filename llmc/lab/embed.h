@@ -23,7 +23,7 @@ void bert_embed(float* out, Model& model, Acts& acts, const int* ids, const int*
 
 // The same with out on the host, for rows <= sequences_that_fit(acts, T). Other rows and padding do not change
 // an embedding. With piece, which divides T, out (rows,T/piece,C) are the embeddings of pieces of the texts after one
-// forward of the whole: late chunking (Guenther et al. 2024). Those of pieces after a text's end are not numbers.
+// forward of the whole: late chunking (Guenther et al. 2024). A piece after a text's end has NaN.
 template <class Model, class Acts>
 void embed_documents(Model& model, Acts& acts, const int* ids, const int* lengths, int rows, int T, float* out,
                      int piece = 0) {
@@ -31,7 +31,7 @@ void embed_documents(Model& model, Acts& acts, const int* ids, const int* length
     float* pooled = (float*)acts.a.fch();       // large enough, and no longer used after the forward
     bert_embed(pooled, model, acts, ids, lengths, rows, T, false);
     if (piece > 0) {
-        std::vector<int> own;                   // the tokens of each piece
+        std::vector<int> own;                   // the number of tokens of each piece
         for (int k = 0; k < rows * per; k++) {
             own.push_back(imin(imax(lengths[k / per] - k % per * piece, 0), piece));
         }
@@ -142,8 +142,16 @@ struct Embeddings {
     size_t size() const { return names.size(); }
 };
 
+// The length that --encode cuts a document to
+inline int encoded_tokens(const Options& o) {
+    const int length = o.eval_lengths.empty() ? o.T : o.eval_lengths[0];
+    check(o.encode_piece == 0 || length % o.encode_piece == 0, "--encode_piece: expected a divisor of the length of %d "
+          "tokens, got %d", length, o.encode_piece);
+    return length;
+}
+
 // Embeds the documents of a collection, cut to max_tokens, in batches of about equal lengths; with piece, which divides
-// max_tokens, each piece of a document, by the name NAME:0, NAME:1, ... The longest come first, so that a lack of
+// max_tokens, each piece of a document, under the names NAME:0, NAME:1, ... The longest come first, so that a lack of
 // memory shows at once. A collective: ranks share the batches; each gets all embeddings.
 template <class Model, class Acts>
 Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents, int max_tokens, int piece = 0) {
@@ -152,13 +160,11 @@ Embeddings encode_documents(Model& model, Acts& acts, const Documents& documents
           documents.group);
     check(max_tokens >= 2 && max_tokens <= acts.T, "%s: expected a length of 2 to %d tokens, got %d",
           documents.flag.c_str(), (int)acts.T, max_tokens);
-    check(piece == 0 || max_tokens % piece == 0, "--encode_piece: expected a divisor of the length of %d tokens, got "
-          "%d", max_tokens, piece);
     const size_t N = documents.size(), C = (size_t)model.config.C;
     Embeddings e;
     e.C = (int)C;
     std::vector<int> length(N);
-    std::vector<size_t> first(N + 1, 0);                // embedding of each document
+    std::vector<size_t> first(N + 1, 0);                // the first embedding of each document
     for (size_t i = 0; i < N; i++) {
         length[i] = (int)std::min(documents.length(i), (uint64_t)max_tokens);
         const int pieces = piece > 0 ? ceil_div(length[i], piece) : 1;
@@ -322,6 +328,7 @@ struct BERTData : TokenData {
               "--pairs %s has %zu", (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(),
               pairs ? pairs->groups() : 0);
         if (!o.encode.empty()) {
+            encoded_tokens(o);
             collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1);
         }
         check_reach(o, c);
@@ -419,7 +426,7 @@ template <class Model> void write_collection(Model& model, const Run& run, const
 template <class Model> void use_bert(Model& model, const Run& run, const BERTData& data) {
     const Options& o = run.o;
     if (data.collection) {
-        write_collection(model, run, *data.collection, o.eval_lengths.empty() ? o.T : o.eval_lengths[0]);
+        write_collection(model, run, *data.collection, encoded_tokens(o));
     } else if (evaluates_lengths(o)) {
         evaluate_lengths(model, *data.val, o.eval_lengths, o.stride, (uint64_t)o.eval_tokens, o.curve,
                          evaluated_parts(o.dump_bias, o.eval_lengths, o.out, model.config.L), *run.log);

@@ -110,15 +110,15 @@ TEST_CASE("encode: every document once, whatever the batches", "[encode][asan]")
             CHECK(same(e, first));
             if (max_tokens == 40) {
                 FakeModel other;
-                const Embeddings pieces = encode_documents(other, acts, documents, 40, 8);
+                const Embeddings pieces = encode_documents(other, acts, documents, 40, 10);
                 size_t at = 0;
                 for (size_t i = 0; i < 97; i++) {
-                    for (int k = 0; k * 8 < e.rows[3 * i + 2]; k++, at++) {
+                    for (int k = 0; k * 10 < e.rows[3 * i + 2]; k++, at++) {
                         CHECK(pieces.names[at] == strprintf("%zu:%d", i, k));
                         CHECK(pieces.rows[3 * at + 2] == e.rows[3 * i + 2] + 1000.0f * (float)k);
                     }
                 }
-                CHECK((pieces.size() == at && at > 300));
+                CHECK((pieces.size() == at && at > 250));
             }
             CHECK(std::is_sorted(model.calls_T.rbegin(), model.calls_T.rend()));
             CHECK(std::accumulate(model.calls_rows.begin(), model.calls_rows.end(), 0) == 97);
@@ -141,8 +141,6 @@ TEST_CASE("encode: every document once, whatever the batches", "[encode][asan]")
     FakeActs acts{4, 16};
     CHECK(throws_with([&] { encode_documents(model, acts, documents, 17); },
                       "expected a length of 2 to 16 tokens, got 17") == 2);
-    CHECK(throws_with([&] { encode_documents(model, acts, documents, 16, 3); }, "expected a divisor of the length of "
-                      "16 tokens, got 3") == 2);
     write_file(dir / "g.txt", "a\tb\n");
     const Documents groups(dir / "g.txt", "--encode", special_tokens(260));
     CHECK(throws_with([&] { encode_documents(model, acts, groups, 16); },

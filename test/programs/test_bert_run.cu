@@ -495,6 +495,22 @@ TEST_CASE("bert_run: embeddings are written, and are those of the texts alone", 
     check_refused(place, {encode, {"--encode", "--out"}});
 }
 
+TEST_CASE("bert_run: pieces of a document are embedded after one forward", "[bert_run]") {
+    Retrieval place;
+    REQUIRE(place.run(place.base).code == 0);
+    write_file(place / "long.txt", std::string(40, 'a') + "\n" + std::string(5, 'a') + "\n");
+    const Flags encode = place.use(place.out()).set("--encode", place / "long.txt");
+    REQUIRE(place.run(encode.with("--encode_piece 16").set("--out", place / "pieces")).code == 0);
+    const Embeddings pieces = read_embeddings(place / "pieces");
+    CHECK(pieces.names == std::vector<std::string>({"0:0", "0:1", "1:0"}));
+    CHECK(Safetensors(place / "pieces/embeddings.safetensors").metadata.at("piece") == "16");
+    const Flags with = encode.set("--out", place / "none").with("--encode_piece 12");
+    CHECK(contains(place.run(with).err, "--encode_piece: expected a divisor of the length of 32 tokens, got 12"));
+    CHECK(contains(place.run(with.with("--encode_piece 16 --pooling cls")).err, "a piece has no [CLS]"));
+    CHECK(contains(place.run(place.use(place.out()).with("--encode_piece 16 --eval_lengths 16").set("--val_files",
+                   place / "val.txt")).err, "--encode_piece: give the documents with --encode"));
+}
+
 TEST_CASE("bert_run: training on pairs takes the memory that it says", "[bert_run]") {
     Retrieval place;
     std::string many_pairs;                                 // no text is there twice
