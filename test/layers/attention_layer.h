@@ -43,17 +43,18 @@ struct Layer : AttentionLayer {
     // kink
     void keep_off_fire_kinks(Random& random) {
         const double c = std::fabs(host("fire_c")[0]), L = std::fabs(host("fire_l")[0]) * 512;
+        std::vector<double> inputs;                     // of the units
+        for (int i = 0; i < stride; i++) {
+            const double whole = std::log(c * std::max(L, (double)i) + 1) + 1e-6;
+            for (int d = 0; d < stride; d++) { inputs.push_back(std::log(c * d + 1) / whole); }
+        }
         for (size_t k = 0; k < 32; k++) {
             double nearest = 0;
             while (nearest < 3e-5) {
                 host("fire_b1")[k] = random.normal();
                 nearest = 1;
-                for (int i = 0; i < stride; i++) {
-                    for (int d = 0; d < stride; d++) {
-                        const double y = std::log(c * d + 1) / (std::log(c * std::max(L, (double)i) + 1) + 1e-6);
-                        nearest = std::min(nearest, std::fabs(host("fire_w1")[k] * y + host("fire_b1")[k]));
-                    }
-                }
+                const double w = host("fire_w1")[k], b = host("fire_b1")[k];
+                for (const double y : inputs) { nearest = std::min(nearest, std::fabs(w * y + b)); }
             }
         }
     }
