@@ -1193,6 +1193,10 @@ class Sharing(Runs):
             self.assert_same_files(bytes_of(self.path("encoded1"), ".safetensors", ".ids"), files)
         self.assertEqual(found[2], found[1])
         self.assertEqual(found[3], found[1])
+        for ranks in 1, 3:
+            self.run_ok(ranks, *use, "--encode", documents, "--encode_piece", "16", "--out",
+                        self.path(f"pieces{ranks}"))
+        self.assert_same_files(*(bytes_of(self.path(f"pieces{ranks}"), ".safetensors", ".ids") for ranks in (1, 3)))
         begin = time.monotonic()                        # only one rank writes, to a slow disk
         self.run_ok(2, *slow_disk(self.folder, SLOW), *use, "--encode", documents, "--out", self.path("slow"),
                     *TIMED)
