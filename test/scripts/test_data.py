@@ -805,6 +805,12 @@ class BadFiles(Case):
                 with self.assertRaisesRegex(common.BadInput, words):
                     encoding.ENCODINGS[name](place)
 
+    def test_tokenizers_that_are_too_old(self):
+        old = mock.Mock(Tokenizer=object, __version__="0.19.1")
+        with mock.patch.object(encoding, "need", lambda _: old), \
+                self.assertRaisesRegex(common.BadInput, "expected tokenizers 0.21 or later, got 0.19.1"):
+            encoding.tokenizer_of("{}", "tokenizer.json", plain=True)
+
     def test_xz_takes_a_bounded_memory(self):
         filters = [{"id": lzma.FILTER_LZMA2, "dict_size": 1 << 29}]
         path = self.write("a.txt.xz", lzma.compress(b"a", filters=filters))
