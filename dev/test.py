@@ -41,7 +41,7 @@ ENVIRONMENT = {"TRAIN_GPT2": "./train_gpt2", "TRAIN_BERT": "./train_bert",
 # layers. (seconds of a processor for a run, faults that it was the first to see)
 SHORT = {
     "scripts/test_scripts.py": (16, 39),  "programs/test_bert_run": (10, 27), "scripts/test_data.py": (56, 30),
-    "simt/test_layers": (1, 16),          "programs/test_run": (27, 15),      "layers/test_attention": (87, 14),
+    "simt/test_layers": (1, 16),          "programs/test_run": (27, 15),      "layers/test_attention": (75, 14),
     "simt/test_flash_forward": (14, 14),  "model/test_gpt2": (23, 10),        "text/test_tokenizer": (1, 9),
     "scripts/test_study.py": (25, 9),     "scripts/test_tasks.py": (28, 7),
     "scripts/test_plot.py": (10, 7),      "programs/test_flags": (4, 6),

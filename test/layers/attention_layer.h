@@ -199,6 +199,7 @@ private:
         }
         for (size_t e = 0; e < o.columns.size(); e++) {
             const size_t t = e / (size_t)o.width, c = e % (size_t)o.width;
+            if (c % (size_t)l.s.NH != (size_t)h) { continue; }              // another head's
             const size_t at = ((size_t)b * l.s.T + t) * l.OC + 3 * C + c;
             through_bias(o, o.columns[e], h, want, plain, dqkv[at], plain_dqkv[at], dqkv_sizes[at]);
         }
