@@ -141,7 +141,8 @@ def tokenizer_of(text, path, plain):
     plain: special tokens that a text spells are plain text."""
     tokenizers = need("tokenizers")
     if not hasattr(tokenizers.Tokenizer, "encode_batch_fast"):
-        raise BadInput(f"expected tokenizers 0.21 or later, got {tokenizers.__version__}: pip install -U tokenizers")
+        raise BadInput(f"expected tokenizers 0.21 or later, got {tokenizers.__version__}: pip install -r "
+                       "data/requirements.txt")
     os.environ["TOKENIZERS_PARALLELISM"] = "false"          # several processes share the work already
     try:
         with silent_stderr():

@@ -101,7 +101,7 @@ def evaluate(queries_path, corpus_path, qrels, qrels_path):
     """the record of a search: the measures, and which queries and documents they cover"""
     asked, queries, *of_queries = read_embeddings(queries_path)
     names, corpus, *of_corpus = read_embeddings(corpus_path)
-    told = "{} channels, pooling {}, weights {} and pieces {}".format
+    told = "{} channels, pooling {}, weights {} and --encode_piece {}".format
     if (wanted := told(queries.shape[1], *of_queries)) != (got := told(corpus.shape[1], *of_corpus)):
         raise BadInput(f"{corpus_path}: expected {wanted}, as the queries have, got {got}; embed both with the same "
                        "checkpoint")

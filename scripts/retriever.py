@@ -9,8 +9,8 @@ encodings, fine-tunes them on your documents, and asks for text that begins at t
 --documents   a directory of data/documents.py, or .jsonl files of {"id", "title", "sections": [{"heading", "text"}]}
 --encodings   what train_bert's --pos takes; `learned` is cut at the first of --lengths, and also reads chunks of that
               length, whose largest score counts; `stretched` is learned with its table repeated up to the longest
-              all others that read a multiple of it are also scored `late`: one forward pass, an embedding for each
-              piece of that length, of which the largest score counts
+              all others that read a multiple of it are also scored `late`: by the largest score of the pieces of that
+              length, which one forward pass embeds
 --questions   your own, lines {"question", "id"} of the document that answers; asked of the documents as they are
 --small       documents of 300 tokens, and a tiny BERT where there is no --model: to see whether all of it works
 
@@ -438,8 +438,8 @@ def ranks_of(plan, score, moved):
 
 
 def vectors_of(plan, path, part, reads, T):
-    """the unit vectors of a file; where those of each text begin, and which are of tokens beyond T; None, None where
-    each text has one"""
+    """the unit vectors of a file; the first vector of each text, and which vectors begin beyond token T; None, None
+    where each text has one vector"""
     np, cut = need("numpy"), plan["settings"]["cut"]
     ids, found, *_ = retrieve.read_embeddings(path)
     if part == "queries" or reads == "vector" and len(ids) == len(plan["tokens"][part]):

@@ -23,7 +23,7 @@ bool same(const Embeddings& a, const Embeddings& b) { return a.C == b.C && a.nam
 struct FakeModel { struct { int C = 3; } config; std::vector<int> calls_T, calls_rows; };
 struct FakeActs { int B, T; };
 
-// Of a piece: that of its document, with the piece's number
+// A piece has its document's embedding, with its own number.
 void embed_documents(FakeModel& model, FakeActs& acts, const int* ids, const int* lengths, int rows, int T, float* out,
                      int piece) {
     CHECK((rows >= 1 && (size_t)rows <= sequences_that_fit(acts, T)));

@@ -27,11 +27,12 @@ except ImportError as e:
 
 @unittest.skipIf(MISSING, MISSING)
 class TestRetrieve(Folder):
-    def embeddings(self, name, rows, prefix, ids=None, pooling="mean", weights="xxh3:1"):
+    def embeddings(self, name, rows, prefix, ids=None, pooling="mean", weights="xxh3:1", **more):
         """what train_bert --encode writes"""
         text = "".join(f"{prefix}{i}\n" for i in range(len(rows))).encode()
         data = struct.pack(f"<{sum(map(len, rows))}f", *(x for row in rows for x in row))
-        made = {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text), "pooling": pooling, "weights": weights}
+        made = {"ids": "xxh3:" + xxhash.xxh3_64_hexdigest(text), "pooling": pooling, "weights": weights,
+                **more}
         header = json.dumps({"__metadata__": made, "embeddings": {
             "dtype": "F32", "shape": [len(rows), len(rows[0])], "data_offsets": [0, len(data)]}}).encode()
         self.write(name + ".ids", (text if ids is None else ids).decode())
@@ -115,11 +116,13 @@ class TestRetrieve(Folder):
     def test_damaged_embeddings(self):
         queries, corpus, qrels = self.collection()
         wide = self.embeddings("wide", [[1.0] * 9], "d")
-        self.refused(queries, wide, qrels, says="expected 8 channels, pooling mean, weights xxh3:1 and pieces none")
+        self.refused(queries, wide, qrels, says="expected 8 channels, pooling mean, weights xxh3:1 and --encode_piece ")
         cls = self.embeddings("cls", [[1.0] * 8], "d", pooling="cls")
         self.refused(queries, cls, qrels, says="as the queries have, got 8 channels, pooling cls, weights xxh3:1")
         later = self.embeddings("later", [[1.0] * 8], "d", weights="xxh3:2")
         self.refused(queries, later, qrels, says="the queries have, got 8 channels, pooling mean, weights xxh3:2")
+        pieces = self.embeddings("pieces", [[1.0] * 8], "d", piece="512")
+        self.refused(queries, pieces, qrels, says="mean, weights xxh3:1 and --encode_piece 512;")
         empty = self.embeddings("empty", [[]], "d")
         self.refused(queries, empty, qrels, says="empty.safetensors: embeddings: expected rows of F32")
         bad = self.embeddings("bad", [[1.0] * 8, [float("nan")] * 8], "d")

@@ -33,7 +33,7 @@ SYLLABLES = ["ba", "co", "di", "fu", "ge", "ha", "ji", "ko", "lu", "me", "no", "
 
 
 def page(n):
-    """a page of eight sections of 50 words, some of one, in words of its own"""
+    """a page of eight sections of 50 words, each fifth page of one, in words of its own"""
     draws = random.Random(n)
     own = ["".join(draws.choices(SYLLABLES, k=3)) for _ in range(60)]
     text = lambda k: " ".join(draws.choices(own, k=k))
@@ -120,7 +120,7 @@ class TestRetriever(Folder):
         self.check_ranks(plan, place, "none", "late", 256)
         self.check_ranks(plan, place.replace("none", "learned"), "learned", "chunks", 256)
         trained = min(glob.glob(place + "/../step_*"))
-        for part in "corpus", "moved":                      # 256 tokens as one vector, of which there are pieces
+        for part in "corpus", "moved":                      # whole, not as the mean of pieces
             code, said = ended(BERT_TRAINER, "--load", trained, "--eval_lengths", "256", "--encode", self.path(
                 f"o/data/{part}/text_lines_000000.bin"), "--out", self.path("whole"))
             self.assertEqual(code, 0, said)
