@@ -445,8 +445,8 @@ StepGradient masked_step(BERT& model, Activations& acts, const Run& run, const T
     return bert_gradient(model, acts, tokens.data(), targets.data(), nullptr, run.micro_batches, o.recompute);
 }
 
-// Trains from the run's state to o.steps: on masked tokens of data.train, or contrastively on groups of data.pairs.
-// Returns the exit code.
+// Trains from the run's state to o.steps: on masked tokens of data.train, contrastively on groups of data.pairs, or
+// towards data.teacher's embeddings of them. Returns the exit code.
 int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
     const Phase training("training");
     const Options& o = run.o;
@@ -462,7 +462,7 @@ int train(BERT& model, Activations& acts, Run& run, const BERTData& data) {
         const uint64_t first = o.overfit ? 0 : run.state.sample;                    // each rank has the whole batch
         fill_groups(*pairs, first, run.samples, (uint64_t)o.seed, !o.overfit, T, batch);
         const int leaves = run.micro_batches / run.leaf * comm().size;
-        return contrastive_gradient(model, acts, buffers, batch, o.B, leaves, o.tau, o.recompute);
+        return contrastive_gradient(model, acts, buffers, batch, data.teacher, o.B, leaves, o.tau, o.recompute);
     };
     catch_signals();
     activations_allocate(acts);

@@ -1,4 +1,4 @@
-// contrastive.cuh -- embeddings of sequences: pooling makes them, InfoNCE trains them.
+// contrastive.cuh -- embeddings of sequences: pooling makes them, InfoNCE or a teacher trains them.
 //
 // Pooling: one vector per sequence, the mean of its tokens (Reimers and Gurevych 2019), or its first token.
 //   Mean: out[b] = sum over t < length of inp[b,t] / length, [CLS] and [SEP] included.     Cls: out[b] = inp[b,0].
@@ -10,6 +10,9 @@
 //   Candidate i < Q is the positive of query i, the other M - Q are hard negatives of every query.
 //   backward: ds_ij = dloss (softmax_j(s_ij) - [i = j]) / temperature;  dx = (dn - n (n . dn)) / |x|, because a longer
 //     x has the same n; dx = dn / 1e-12 where |x| < 1e-12.
+//
+// Distillation: each embedding against another model's, t, of the same text.  Reimers and Gurevych 2020, eq. 1, whose
+// squared difference is 2 loss for rows of length 1:    loss_r = 1 - n(x_r) . n(t_r);   dn_r = -dloss n(t_r)
 // All of it is float32 in every build, and the order of its sums depends only on the shapes.
 #pragma once
 
@@ -31,6 +34,10 @@ inline size_t contrastive_scratch(int Q, int M, int C) { return (size_t)(Q + M) 
 // belong to the queries, then to the candidates, M >= Q. scratch: contrastive_scratch floats
 void contrastive_forward_backward(float* losses, float* demb, float* scratch, const float* emb, const int* place, int Q,
                                   int M, int C, float temperature, float dloss, Stream stream);
+// losses (R); demb (R,C): the teacher's embeddings become d (sum of dloss * losses) / d emb; emb (R,C), place (R) as
+// above. scratch: contrastive_scratch(R, 0, C) floats
+void distill_forward_backward(float* losses, float* demb, float* scratch, const float* emb, const int* place, int R,
+                              int C, float dloss, Stream stream);
 
 // A step's embeddings and their gradients, of all rows; activations exist for one chunk of rows at a time
 struct ContrastiveBuffers {
@@ -214,5 +221,30 @@ LAUNCHER void contrastive_forward_backward(float* losses, float* demb, float* sc
     float_product(dn + q * c, transposed(scores), queries, 1.0f, stream);
     // 4 and of the embeddings themselves
     launch(normalize_rows_backward_kernel, Grid(q + m, 256, 0, stream), demb, dn, n, inverse_norm, place, C);
+}
+
+// ----------------------------------------------------------------------------------------------------------
+// distillation
+
+// One block per row. target (R,C), the teacher's normalized rows, becomes the gradient of the normalized rows n (R,C).
+__global__ void distill_kernel(float* losses, float* target, const float* n, int C, float dloss) {
+    const size_t row = blockIdx.x;
+    float* t = target + row * C;                                // (C)
+    const auto part = sums_over<1>(threadIdx.x, C, blockDim.x, [&](float* s, int c) { s[0] += n[row * C + c] * t[c]; });
+    const float cosine = block_sum(part.x[0]);
+    if (threadIdx.x == 0) { losses[row] = 1.0f - cosine; }
+    for (int c = threadIdx.x; c < C; c += blockDim.x) { t[c] *= -dloss; }
+}
+
+LAUNCHER void distill_forward_backward(float* losses, float* demb, float* scratch, const float* emb, const int* place,
+                                       int R, int C, float dloss, Stream stream) {
+    const Grid rows((size_t)R, 256, 0, stream);
+    float* n = scratch;
+    float* dn = n + (size_t)R * C;
+    float* inverse_norm = dn + (size_t)R * C;
+    launch(normalize_rows_kernel, rows, dn, inverse_norm, demb, place, C);
+    launch(normalize_rows_kernel, rows, n, inverse_norm, emb, place, C);
+    launch(distill_kernel, rows, losses, dn, n, C, dloss);
+    launch(normalize_rows_backward_kernel, rows, demb, dn, n, inverse_norm, place, C);
 }
 #endif

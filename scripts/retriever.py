@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """retriever.py -- does a sentence embedder read past the length that it was made for? Gives it other positional
-encodings, fine-tunes them on your documents, and asks for text that begins at token 0, 512, 1,024, 2,048.
+encodings, trains them towards its own embeddings and then on your documents, and asks for text that begins at token 0,
+512, 1,024, 2,048.
 
     data/documents.py --out data/documents /usr/share/doc/git-doc /usr/share/man/man1
     scripts/retriever.py --documents data/documents --model all-MiniLM-L6-v2 --encodings learned none cable:gate=0.2 \\
@@ -237,7 +238,7 @@ def sections_of(test, tokenizer, common, left_out, args):
 def plan_of(args, path, settings):
     """what an earlier call has written, if it had these settings"""
     plan = console.read_object(path)
-    if "tokens" not in plan:
+    if "tokens_of_texts" not in plan:
         raise BadInput(f"--out {args.out} was begun by an earlier version: give another --out")
     for key, value in settings.items():
         if (was := plan["settings"].get(key)) != value:
@@ -255,7 +256,8 @@ def prepare(args):
                 "tokenizer": console.sha256_of(os.path.join(args.model, "tokenizer.json")),
                 "model": "made" if args.made else console.sha256_of(os.path.join(args.model, "model.safetensors")),
                 "flags": {key: value for key, value in args.flags.items() if key not in runqueue.FREE},
-                **{key: getattr(args, key) for key in ("begins", "T", "sections", "corpus", "names", "seed")}}
+                **{key: getattr(args, key) for key in ("begins", "T", "sections", "corpus", "names", "seed",
+                                                       "distill")}}
     if os.path.exists(path := os.path.join(args.out, "data", "plan.json")):
         return plan_of(args, path, settings)
     # 1 what is trained on, and what is asked
@@ -285,6 +287,8 @@ def prepare(args):
              "moved": [where.rotated(s.begin, b) for (_, s), where in zip(asked, without) for b in args.begins]}
     counts, tokens = {}, {}         # 4 the files
     shards(args, "pairs", pairs, args.T)
+    passages = list(dict.fromkeys(text for pair in pairs for text in pair.split("\t")))
+    shards(args, "texts", passages, args.T)
     shards(args, "queries", [q for _, q, _ in questions], args.lengths[0])
     for name, some in texts.items():
         shards(args, name, some, args.longest)
@@ -292,13 +296,14 @@ def prepare(args):
         chunks = [where.chunks(args.lengths[0] - 2, args.longest) for where in wheres]
         shards(args, name + "_chunks", sum(chunks, []), args.lengths[0])
         counts[name], tokens[name] = list(map(len, chunks)), [min(len(w) + 2, args.longest) for w in wheres]
-    sizes = [len(e.ids) for e in tokenizer.encode_batch([pair.replace("\t", " ") for pair in pairs[:2000]])]
-    plan = {"settings": settings, "pairs": len(pairs), "tokens_of_pair": sum(sizes) / len(sizes) + 2,
+    size = lambda some: sum(len(e.ids) for e in tokenizer.encode_batch(some)) / len(some) + 2
+    plan = {"settings": settings, "pairs": len(pairs), "tokens_of_texts": size(passages[:2000]),
+            "tokens_of_pairs": size([pair.replace("\t", " ") for pair in pairs[:2000]]),
             "questions": questions, "sections": [number[d.id] for d, _ in asked], "corpus": [d.id for d in corpus],
             "chunks": counts, "tokens": tokens, "test": [d.id for d in test],
             "left_out": {why: sorted(found) for why, found in left_out.items() if why}}
     console.write_whole(path, json.dumps(plan, indent=1) + "\n")
-    say(f"{len(pairs):,} pairs of {plan['tokens_of_pair']:.0f} tokens to train on; {len(asked)} sections of "
+    say(f"{len(pairs):,} pairs of {plan['tokens_of_pairs']:.0f} tokens to train on; {len(asked)} sections of "
         f"{len({d.id for d, _ in asked})} documents and {len(questions)} questions, asked of {len(corpus)} documents")
     return plan
 
@@ -373,19 +378,24 @@ def slug(name):
     return re.sub(r"[^\w.=+-]", "-", name)
 
 
-def training(args, plan, load, tokens, run, flops):
-    """the command, and the checkpoint that it leaves"""
-    steps = round(tokens / GROUPS / plan["tokens_of_pair"])
+def training(args, plan, data, load, tokens, run, flops):
+    """the command that trains on `pairs` or `texts`, and the checkpoint that it leaves"""
+    each, name = GROUPS * plan["tokens_of_" + data], "tokens" if data == "pairs" else "distill"
+    steps = round(tokens / each)
     last = os.path.join(run, f"step_{steps:08d}")
     if not steps:
-        raise BadInput(f"--tokens {tokens}: expected 0, or at least {GROUPS * plan['tokens_of_pair']:.0f}, an update")
+        raise BadInput(f"--{name} {tokens}: expected 0, or at least {each:.0f}, an update")
     if max(glob.glob(os.path.join(glob.escape(run), "step_*")), default="") > last and not os.path.exists(last):
-        raise BadInput(f"--tokens {tokens}: {run} was trained further; give that as well, and another --out")
-    flags = {**load, "pairs": shard(args, "pairs"), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "warmup": "5",
+        raise BadInput(f"--{name} {tokens}: {run} was trained further; give that as well, and another --out")
+    flags = {**load, "pairs": shard(args, data), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "warmup": "5",
              "total_batch": str(GROUPS * args.T), "schedule": "constant", "steps": str(steps),
              "checkpoint_every": str(steps), "resume": "1", "allow_change": "steps", "out": run, **args.flags}
+    if name == "distill":
+        flags["distill"] = os.path.join(args.out, "teacher")
+        flags.pop("tau", None)
     marker = os.path.join(run, f"train{tokens}.done")
-    return Command("train", args.trainer, flags, run, marker, 6 * tokens * flops), last
+    return Command("train" if data == "pairs" else "distill", args.trainer, flags, run, marker,
+                   6 * tokens * flops), last
 
 
 def jobs_of(args, plan):
@@ -394,14 +404,24 @@ def jobs_of(args, plan):
     config = console.read_object(os.path.join(args.model, "config.json"))
     flops = lambda T: runqueue.forward_flops(config["num_hidden_layers"], config["hidden_size"], T, 0, False)
     cut, jobs, models = args.lengths[0], [], []
+    teacher, texts = os.path.join(args.out, "teacher"), shard(args, "texts")
+    teaching = Command("embed texts", args.trainer, {
+        "load": args.model, "encode": texts, "eval_lengths": str(args.T), "out": teacher, **args.flags}, teacher,
+        os.path.join(teacher, "embeddings.safetensors"), os.path.getsize(texts) * flops(args.T))
     mean = args.flags.get("pooling", config.get("pooling", "mean")) == "mean"       # which a piece needs
     for seed, name in itertools.product(args.seeds, args.encodings):
         run, commands = os.path.join(args.out, "runs", slug(f"{name}-lr{args.lr}"), f"seed_{seed}"), []
+        start = {"load": stretched(args) if name == "stretched" else args.model, "seed": str(seed),
+                 "pos": "learned" if name == "stretched" else name}
+        if args.distill:
+            command, last = training(args, plan, "texts", start, args.distill, os.path.join(run, "distilled"),
+                                     flops(args.T))
+            commands += [teaching, command]
+            start = {"load": last, "seed": str(seed)}
         for tokens in args.tokens:
-            load = {"load": stretched(args) if name == "stretched" else args.model, "seed": str(seed),
-                    "pos": "learned" if name == "stretched" else name}
+            load = start
             if tokens:
-                command, last = training(args, plan, load, tokens, run, flops(args.T))
+                command, last = training(args, plan, "pairs", start, tokens, run, flops(args.T))
                 commands.append(command)
                 load = {"load": last}
             where = os.path.join(run, f"tokens_{tokens}")
@@ -458,7 +478,7 @@ def vectors_of(plan, path, part, reads, T):
 
 
 def of_embeddings(plan, key, where):
-    """the ranks by the embeddings in a directory"""
+    """the ranks by the embeddings in a directory, and what embedding the collection cost; None if one is missing"""
     np, (*_, reads, T), cut = need("numpy"), key, plan["settings"]["cut"]
     kind, rows = f"_chunks_{cut}" if reads == "chunks" else f"_{T}", {}
     for part, name in (("queries", f"_{cut}"), ("corpus", kind), ("moved", kind)):
@@ -474,12 +494,17 @@ def of_embeddings(plan, key, where):
             return found
         found[late] = -np.inf
         return np.maximum.reduceat(found, starts)
-    places = len(plan["settings"]["begins"])
-    return ranks_of(plan, lambda q: scores(q, "corpus"), lambda q, n: scores(q, "moved")[n * places:(n + 1) * places])
+    places, (vectors, _, late) = len(plan["settings"]["begins"]), rows["corpus"]
+    read = len(vectors) if late is None else int((~late).sum())
+    seconds = os.path.join(where, "corpus" + kind, "seconds")
+    cost = {"seconds": float(console.read_bytes(seconds)) if os.path.exists(seconds) else "",
+            "bytes": read * vectors.shape[1] * vectors.itemsize // len(plan["corpus"])}
+    return ranks_of(plan, lambda q: scores(q, "corpus"),
+                    lambda q, n: scores(q, "moved")[n * places:(n + 1) * places]), cost
 
 
 def of_words(args, plan, T):
-    """the ranks by BM25 (k1 1.2, b 0.75) of the first T tokens; 0: of all"""
+    """the ranks by BM25 (k1 1.2, b 0.75) of the first T tokens, 0: of all; and no cost"""
     np, tokenizer = need("numpy"), tokenizer_of(args)
     words = lambda text: collections.Counter(re.findall(r"\w+", text.lower()))
     texts = {name: [words(text[:Text(tokenizer, text, T).character(T - 2)] if T else text) for text in
@@ -495,7 +520,7 @@ def of_words(args, plan, T):
         asked = query.keys() & weight.keys()
         return np.array([sum(weight[w] * c[w] / (c[w] + norm) for w in sorted(asked & c.keys())) for c, norm in some])
     return ranks_of(plan, lambda q: score(queries[q], gains["corpus"]),
-                    lambda q, n: score(queries[q], gains["moved"][n * places:(n + 1) * places]))
+                    lambda q, n: score(queries[q], gains["moved"][n * places:(n + 1) * places])), {}
 
 
 def interval(values, documents):
@@ -516,20 +541,21 @@ def documents_of(plan, kind):
     return [plan["sections"][n] if kind in OF_SECTION else n for other, _, n in plan["questions"] if other == kind]
 
 
-def score(args, plan, key, ranks):
+def score(args, plan, key, found):
     """Writes OUT/scores/KEY.json, unless it is there: the rows of the CSV, and the ranks that they are made of."""
     path = os.path.join(args.out, "scores", slug("-".join(map(str, key))) + ".json")
-    if os.path.exists(path) or not (ranks := ranks()):
+    if os.path.exists(path) or not (found := found()):
         return
-    rows = []
+    (ranks, cost), rows = found, []
     for kind, found in ranks.items():
         for place, begins in enumerate(plan["settings"]["begins"] if len(found[0]) > 1 else ["any"]):
             cells = {}
             for measure, gain in GAIN.items():
                 mean, low, high = interval([gain(r[place]) for r in found], documents_of(plan, kind))
                 cells.update({measure: mean, measure + "_low": low, measure + "_high": high})
-            rows.append({**dict(zip(KEY, key)), "questions": kind, "begins": begins, "n": len(found), **cells,
-                         "documents": len(plan["corpus"]), "commit": ledger.commit()})
+            rows.append({**dict(zip(KEY, key)), "distilled": args.distill, "questions": kind, "begins": begins,
+                         "n": len(found), **cells, "documents": len(plan["corpus"]), "seconds": cost.get("seconds", ""),
+                         "bytes": cost.get("bytes", ""), "commit": ledger.commit()})
     os.makedirs(os.path.dirname(path), exist_ok=True)
     console.write_whole(path, json.dumps({"key": key, "rows": rows, "ranks": ranks}) + "\n")
 
@@ -575,7 +601,8 @@ def write_results(args, plan):
     scores, path = list(map(console.read_object, paths)), os.path.join(args.out, "retriever.csv")
     rows = [row for s in scores for row in s["rows"]]
     ledger.write(path, rows, "recall@10 and nDCG@10 with 95 % by the bootstrap over documents; begins: the token at "
-                 "which the section that answers begins; tokens: of the training; T: tokens that are read, 0 all")
+                 "which the section that answers begins; distilled, tokens: of the trainings; T: tokens that are read, "
+                 "0 all; seconds of a processor to embed a document, bytes of its vectors")
     cells = collections.defaultdict(dict)
     for r in rows:
         cells[r["questions"], r["tokens"], r["encoding"], r["reads"], r["T"], r["lr"]].setdefault(
@@ -639,6 +666,8 @@ def parse(argv):
     p.add_argument("--seeds", nargs="+", type=console.natural, default=[42], metavar="N", help="of a training [42]")
     p.add_argument("--tokens", nargs="+", type=console.natural, metavar="N",
                    help="measure after training on so many tokens, padding not counted [0 1000000; --small: 0 10000]")
+    p.add_argument("--distill", type=console.natural, metavar="N", help="train first towards the embeddings that "
+                   "--model gives the same texts, on so many tokens; 0: do not [1000000; --small: 5000]")
     p.add_argument("--lengths", nargs="+", type=console.positive, metavar="T",
                    help="tokens that are read [512 2048; --small: 64 256]")
     p.add_argument("--begins", nargs="+", type=console.natural, metavar="N",
@@ -661,6 +690,8 @@ def parse(argv):
         raise BadInput(f"--{name}: expected --encodings, --model, --tokens or --lengths, which set this flag")
     args.T, args.made = args.T or (64 if args.small else 256), not args.model
     args.lengths = sorted(args.lengths or ([64, 256] if args.small else [512, 2048]))
+    if args.distill is None:
+        args.distill = 5000 if args.small else 1_000_000
     args.tokens = sorted(args.tokens or ([0, 10_000] if args.small else [0, 1_000_000]))
     short, long = args.lengths[0], args.lengths[-1]
     args.begins = sorted(args.begins or [0, *(short << n for n in range((long // short).bit_length()))])
@@ -682,7 +713,12 @@ def main(argv):
         if args.made and not os.path.exists(os.path.join(args.model, "model.safetensors")):
             small_model(args)
         jobs, models = jobs_of(args, plan)
-        code = runqueue.Queue("retriever.py", jobs, runqueue.slots(args.jobs, args.trainer)).run()
+        queue = runqueue.Queue("retriever.py", jobs, runqueue.slots(args.jobs, args.trainer))
+        code = queue.run()
+        for marker, seconds in queue.took.items():
+            if marker.endswith(".safetensors"):
+                path = os.path.join(os.path.dirname(marker), "seconds")
+                console.write_whole(path, f"{seconds / len(plan['corpus']):.5f}\n")
         if code != runqueue.INTERRUPTED:
             say("finding what the models and BM25 rank first")
             for T in (0, *args.lengths):

@@ -394,6 +394,7 @@ class Queue:
         self.lock = threading.RLock()
         self.of_marker = collections.defaultdict(threading.Lock)        # jobs may share data, or a run
         self.lost = {}                                                  # {marker of a failed command: its job's label}
+        self.took = {}                                                  # {marker: seconds of processors}
         self.processes, self.failures, self.interrupted = set(), [], 0
         self.stopping, self.signals, self.interrupts = False, 0, 0
 
@@ -497,11 +498,11 @@ class Queue:
         except BaseException:                                           # as when the disk is full
             if process:
                 self.send(process, signal.SIGKILL)
-                self.end(process)
+                self.end(process, command)
             raise
         if not process:
             return False
-        code = self.end(process)
+        code = self.end(process, command)
         with self.lock:
             self.progress.clear()
             if code == 0:
@@ -538,13 +539,15 @@ class Queue:
             self.processes.add(process)
             return process
 
-    def end(self, process):
+    def end(self, process, command):
         """the exit code of a process that prints no more"""
         process.stdout.close()
-        code = process.wait()
+        _, status, usage = os.wait4(process.pid, 0)
+        process.returncode = os.waitstatus_to_exitcode(status)
         with self.lock:
             self.processes.discard(process)
-        return code
+            self.took[command.marker] = usage.ru_utime + usage.ru_stime
+        return process.returncode
 
     def fail(self, failure):
         with self.lock:

@@ -720,6 +720,7 @@ struct GroupBatch {
     int T = 0;                              // of the longest row, rounded up to a multiple of 8, at most max_tokens
     std::vector<int> ids;                   // (rows,T), [PAD] after the end of each row
     std::vector<int> lengths;               // (rows)
+    std::vector<size_t> which = {};         // (rows): the numbers of their documents
     int swapped = 0;                        // groups that were replaced
 };
 
@@ -765,14 +766,14 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
     batch = {};
     batch.groups = count;
     batch.rows = count * documents.group;
-    std::vector<size_t> which((size_t)batch.rows);          // the number of each row's document
+    batch.which.resize((size_t)batch.rows);
     std::unordered_set<uint64_t> seen;                      // the texts of the batch
     uint64_t longest = 0;
     for (int g = 0; g < count; g++) {
         const uint64_t drawn = choose_group(documents, first_index + (uint64_t)g, seed, shuffle, seen, batch.swapped);
         const size_t first = (size_t)drawn * (size_t)documents.group;       // its first document, the query
         for (int r = 0; r < documents.group; r++) {
-            which[(size_t)(r * count + g)] = first + (size_t)r;
+            batch.which[(size_t)(r * count + g)] = first + (size_t)r;
             longest = std::max(longest, documents.length(first + (size_t)r));
         }
     }
@@ -780,7 +781,7 @@ inline void fill_groups(const Documents& documents, uint64_t first_index, int co
     batch.T = (int)std::min((longest + 7) / 8 * 8, (uint64_t)std::max(max_tokens, 0));
     batch.ids.assign(checked_mul((size_t)batch.rows, (size_t)batch.T, "a batch of groups"), documents.special.pad);
     batch.lengths.resize((size_t)batch.rows);
-    for (size_t r = 0; r < which.size(); r++) {
-        batch.lengths[r] = documents.read(which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T);
+    for (size_t r = 0; r < batch.which.size(); r++) {
+        batch.lengths[r] = documents.read(batch.which[r], max_tokens, batch.ids.data() + r * (size_t)batch.T);
     }
 }

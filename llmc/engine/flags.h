@@ -135,6 +135,8 @@ constexpr int MOST_WINDOW = 1 << 30;
       "[tab NEGATIVE]") \
     X(double, tau, "", 0.05, at_least(1e-6), SAME, "temperature of the cosine similarities") \
     X(Text, pooling, "", "mean", one_of("mean|cls"), SAME, "embedding of a text: the mean of its tokens, or [CLS]") \
+    X(Text, distill, "", "", any(), SAME, \
+      "train on --pairs of single texts: towards their embeddings, which --encode has written into this directory") \
     X(Text, encode, "", "", any(), FREE, \
       "write the embeddings of these documents into --out, for scripts/retrieve.py: shards, or for a model of bytes " \
       ".txt with a document per line; a document is cut to the first of --eval_lengths, or to --T tokens") \

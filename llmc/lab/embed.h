@@ -51,9 +51,10 @@ constexpr size_t CHUNK_PADDING = ON_GPU ? 2048 : 64;
 // all leaves are cut into the same chunks, of at most B rows. As many of the first chunks as fit in acts keep their
 // activations from the forward to the backward; the rest go forward twice, which changes no bit. Ranks share the
 // leaves, but each has all embeddings, because the loss of a query depends on the whole batch.
+// teacher: the target of each document, (N,C); empty: InfoNCE
 template <class Model, class Acts>
 StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuffers& c, const GroupBatch& batch,
-                                  int B, int leaves, double tau, int recompute) {
+                                  const std::vector<float>& teacher, int B, int leaves, double tau, int recompute) {
     struct Chunk { Acts acts; size_t first; };              // and its first row in c.emb
     const int Q = batch.groups, C = model.config.C;
     const int ranks = comm().size, rank = comm().rank;
@@ -111,8 +112,19 @@ StepGradient contrastive_gradient(Model& model, Acts& acts, const ContrastiveBuf
     settle_weights(model);
     share_rows(c.emb, rows / ranks * C, "embeddings of the batch", model.stream);
     // 4 the loss of each query, and the gradient of each embedding
-    contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, c.place, Q, batch.rows - Q, C, (float)tau,
-                                 1.0f / (float)Q, model.stream);
+    const float dloss = 1.0f / (float)Q;
+    if (teacher.empty()) {
+        contrastive_forward_backward(c.losses, c.demb, c.scratch, c.emb, c.place, Q, batch.rows - Q, C, (float)tau,
+                                     dloss, model.stream);
+    } else {
+        std::vector<float> wanted;              // (rows,C), in the order of c.emb
+        for (size_t r : order) {
+            const auto row = teacher.begin() + (ptrdiff_t)batch.which[r] * C;
+            wanted.insert(wanted.end(), row, row + C);
+        }
+        copy_to_device(c.demb, wanted.data(), sizeof(float) * wanted.size(), model.stream);
+        distill_forward_backward(c.losses, c.demb, c.scratch, c.emb, c.place, batch.rows, C, dloss, model.stream);
+    }
     loss_sum(model.loss_sums, c.losses, rank == 0 ? (size_t)Q : 0, model.stream);           // counted once
     // 5 back through the model
     const int n = (int)chunks.size();
@@ -250,6 +262,8 @@ inline bool uses_bert(const Options& o) {
     check(o.encode_piece == 0 || !o.encode.empty(), "--encode_piece: give the documents with --encode");
     check(o.encode.empty() || !any_short, "--eval_lengths: a document has at least [CLS] and [SEP], so 2 tokens");
     const bool parts = !evaluated_parts(o.dump_bias, o.eval_lengths, o.out, INT_MAX).directory.empty();
+    check(o.distill.empty() || !o.pairs.empty(), "--distill: give the texts with --pairs");
+    check(o.distill.empty() || !o.is_given("tau"), "--tau: --distill has no temperature");
     check(o.dump_bias.empty() || (parts && o.encode.empty() && comm().size == 1), "--dump_bias: expected LAYER,parts "
           "with --eval_lengths and --out, and one process");
     check(o.pairs.empty() || !o.is_given("val_every") || o.val_every == 0,
@@ -288,12 +302,29 @@ inline std::vector<std::string> file_paths(const Documents& documents) {
     return paths;
 }
 
-// The groups of --pairs: a query, its positive and perhaps negatives
+// The groups of --pairs: a query, its positive and perhaps negatives; with --distill single texts
 inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
-    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special);
-    check(pairs->group >= 2, "--pairs %s: expected groups of a query, its positive and negatives, got single documents",
-          o.pairs.c_str());
+    auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, o.distill.empty() ? 0 : 1);
+    check(pairs->group >= 2 || !o.distill.empty(), "--pairs %s: expected groups of a query, its positive and "
+          "negatives, got single documents", o.pairs.c_str());
     return pairs;
+}
+
+// --distill: the embeddings (N,C) of texts that --encode has written into a directory
+inline std::vector<float> read_teacher(const std::string& dir, const Documents& texts, int C) {
+    const Safetensors file(dir + "/embeddings.safetensors");
+    const SafetensorsEntry& e = file.entry("embeddings");
+    check(e.shape == std::vector<size_t>({texts.size(), (size_t)C}), "--distill: %s: expected %zu embeddings of %d "
+          "numbers, for the texts of --pairs, got %s", file.file.path.c_str(), texts.size(), C,
+          shape_text(e.shape).c_str());
+    std::string names;
+    for (size_t i = 0; i < texts.size(); i++) { names += texts.name(i) + "\n"; }
+    check(read_file(dir + "/embeddings.ids") == names, "--distill: %s/embeddings.ids does not have the names of the "
+          "texts of --pairs %s", dir.c_str(), texts.pattern.c_str());
+    std::vector<float> rows(e.elements);
+    file.read_elements(e, rows.data(), 0, e.elements);
+    check_finite("embeddings", rows.data(), rows.size());
+    return rows;
 }
 
 // The vocabulary of a new model that trains on pairs: --tokenizer's; else bytes for text, BERT's for shards
@@ -306,6 +337,7 @@ inline int pairs_vocab(const Options& o) {
 // The data that the flags name
 struct BERTData : TokenData {
     std::unique_ptr<Documents> pairs;           // to train on instead of `train`, without `val`
+    std::vector<float> teacher;                 // (documents,C): --distill's embeddings of them, or empty
     std::unique_ptr<Documents> collection;      // --encode's
 
     explicit BERTData(const Run& run)
@@ -327,6 +359,7 @@ struct BERTData : TokenData {
         check(!pairs || (size_t)run.samples <= pairs->groups(), "--total_batch %lld is %d groups at --T %d, but "
               "--pairs %s has %zu", (long long)o.total_batch, run.samples, o.T, o.pairs.c_str(),
               pairs ? pairs->groups() : 0);
+        if (pairs && !o.distill.empty()) { teacher = read_teacher(o.distill, *pairs, c.C); }
         if (!o.encode.empty()) {
             encoded_tokens(o);
             collection = std::make_unique<Documents>(o.encode, "--encode", c.special, 1);

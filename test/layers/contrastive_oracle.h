@@ -51,6 +51,21 @@ template <class R> struct ContrastiveOracle {
     }
 };
 
+// distillation: the loss is the sum over rows of dloss * losses; emb, teacher (R,C)
+template <class R> struct DistillOracle {
+    std::vector<R> losses, demb;
+
+    DistillOracle(const std::vector<R>& emb, const std::vector<R>& teacher, size_t C, R dloss) : demb(emb.size()) {
+        for (size_t first = 0; first < emb.size(); first += C) {
+            const R *x = &emb[first], *t = &teacher[first];
+            const auto dot = [&](const R* a, const R* b) { return std::inner_product(a, a + C, b, (R)0); };
+            const R of_x = std::sqrt(dot(x, x)), of_t = std::sqrt(dot(t, t)), cosine = dot(x, t) / of_x / of_t;
+            losses.push_back(1 - cosine);
+            for (size_t c = 0; c < C; c++) { demb[first + c] = -dloss * (t[c] / of_t - cosine * x[c] / of_x) / of_x; }
+        }
+    }
+};
+
 // candidates not far from their queries, so that losses are neither 0 nor all alike
 inline std::vector<float> embeddings(Random& random, ContrastiveShape s, double noise = 4) {
     std::vector<float> emb = random.normals((s.Q + s.M) * s.C, 0.2);
@@ -59,9 +74,9 @@ inline std::vector<float> embeddings(Random& random, ContrastiveShape s, double 
 }
 
 struct ContrastiveResult { std::vector<float> losses, demb; };
-// The rows of emb and demb stand in a random order.
+// The rows of emb and demb stand in a random order. teacher: of each row; empty: InfoNCE
 inline ContrastiveResult contrastive_of(const std::vector<float>& emb, ContrastiveShape s, float temperature,
-                                        float dloss) {
+                                        float dloss, const std::vector<float>& teacher = {}) {
     const int Q = (int)s.Q;
     const int M = (int)s.M;
     const int C = (int)s.C;
@@ -80,9 +95,14 @@ inline ContrastiveResult contrastive_of(const std::vector<float>& emb, Contrasti
     };
     const Array<float> d_emb(moved(emb, false));
     const Array<int> place(places);
-    Array<float> losses(s.Q), demb(emb.size()), scratch(contrastive_scratch(Q, M, C));
+    Array<float> losses(s.Q), scratch(contrastive_scratch(Q, M, C));
+    const Array<float> demb(teacher.empty() ? std::vector<float>(emb.size(), NAN) : moved(teacher, false));
     poison_shared();
-    contrastive_forward_backward(losses, demb, scratch, d_emb, place, Q, M, C, temperature, dloss, Stream(0));
+    if (teacher.empty()) {
+        contrastive_forward_backward(losses, demb, scratch, d_emb, place, Q, M, C, temperature, dloss, Stream(0));
+    } else {
+        distill_forward_backward(losses, demb, scratch, d_emb, place, Q, C, dloss, Stream(0));
+    }
     expect(same_bits(d_emb.host(), moved(emb, false)), "the embeddings are as they were");
     scratch.host();                                     // its guards
     return {losses.host(), moved(demb.host(), true)};
@@ -105,4 +125,20 @@ inline void test_contrastive(Random& random, ContrastiveShape s, float temperatu
         shortest = std::min(shortest, std::sqrt(squares));
     }
     check_close("demb" + at, got.demb, want.demb, plain.demb, dloss / temperature / shortest);
+}
+
+inline void test_distill(Random& random, size_t R, size_t C) {
+    const std::string at = strprintf(", R %zu, C %zu", R, C);
+    const std::vector<float> emb = random.normals(R * C, 0.2), teacher = random.normals(R * C, 3);
+    const float dloss = 1.0f / (float)R;
+    const DistillOracle<double> want(as<double>(emb), as<double>(teacher), C, (double)dloss);
+    const DistillOracle<float> plain(emb, teacher, C, dloss);
+    const ContrastiveResult got = contrastive_of(emb, {R, 0, C}, 1, dloss, teacher);
+    check_close("losses" + at, got.losses, want.losses, plain.losses, 1);
+    double shortest = INFINITY;
+    for (size_t r = 0; r < R; r++) {
+        const float* x = &emb[r * C];
+        shortest = std::min(shortest, std::sqrt(std::inner_product(x, x + C, x, 0.0)));
+    }
+    check_close("demb" + at, got.demb, want.demb, plain.demb, dloss / shortest);
 }

@@ -22,6 +22,20 @@ TEST_CASE("contrastive oracle: its gradient is its loss's derivative", "[contras
     }
 }
 
+TEST_CASE("distillation: its oracle's gradient is its loss's derivative; the kernels are the oracle",
+          "[contrastive][asan]") {
+    Random random;
+    INFO(random);
+    std::vector<double> emb = as<double>(random.normals(3 * 5));
+    const std::vector<double> teacher = as<double>(random.normals(3 * 5));
+    auto loss = [&] {
+        const std::vector<double> losses = DistillOracle<double>(emb, teacher, 5, 0.3).losses;
+        return 0.3 * std::accumulate(losses.begin(), losses.end(), 0.0);
+    };
+    check_gradient("demb", loss, emb, DistillOracle<double>(emb, teacher, 5, 0.3).demb, random, 15);
+    for (size_t C : {1, 33, 384, 770}) { test_distill(random, 9, C); }
+}
+
 TEST_CASE("contrastive, small shapes", "[contrastive][asan]") {
     Random random;
     INFO(random);

@@ -127,7 +127,7 @@ struct Contrast : Gradient { std::vector<float> embeddings; };
 // pooled_chunks: the calls of pooling_forward_kernel. B: a chunk has room for B rows; 0: for acts.B
 inline int pooled_chunks = 0;
 inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& batch, double tau, int recompute = 0,
-                            int B = 0, int leaves = 1) {
+                            int B = 0, int leaves = 1, const std::vector<float>& teacher = {}) {
     const int Q = batch.groups, C = model.config.C;
     ContrastiveBuffers buffers;
     buffers.allocate(Q, batch.rows - Q, C);
@@ -137,8 +137,8 @@ inline Contrast contrast_of(Model& model, Activations& acts, const GroupBatch& b
     const int leaf = model.leaf;
     pooled_chunks = 0;
     after_launch = [](const char* text, Stream) { pooled_chunks += starts_with(text, "pooling_forward_kernel"); };
-    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, B > 0 ? B : acts.B, leaves, tau,
-                                                recompute);
+    const StepGradient g = contrastive_gradient(model, acts, buffers, batch, teacher, B > 0 ? B : acts.B,
+                                                leaves, tau, recompute);
     after_launch = nullptr;
     model.leaf = leaf;
     Contrast c;

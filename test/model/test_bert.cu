@@ -181,6 +181,33 @@ TEST_CASE("embeddings, contrastive loss and every gradient of it are PyTorch's, 
     }
 }
 
+TEST_CASE("distillation: each text is compared with its own target, in chunks of any size", "[bert][contrastive]") {
+    Random random;
+    INFO(random);
+    const Fixture f("contrastive_cable");
+    const size_t C = (size_t)f.bert.C, R = f.lengths.size();
+    GroupBatch batch = {(int)R, (int)R, f.T, f.inputs, f.lengths};
+    for (size_t r = 0; r < R; r++) { batch.which.push_back((3 * r + 1) % (R + 1)); }    // of R + 1 documents
+    const std::vector<float> teacher = random.normals((R + 1) * C);
+    Contrast first;
+    for (int B : {(int)R, 2, 1}) {
+        Random same = random;
+        Model model(f.bert, 1);
+        f.load(model, same);
+        Acts acts(model, B, f.T);
+        const Contrast c = contrast_of(model, acts, batch, 1, 0, B, 1, teacher);
+        double loss = 0;
+        for (size_t r = 0; r < R; r++) {
+            const float *x = &c.embeddings[r * C], *t = &teacher[batch.which[r] * C];
+            const auto dot = [&](const float* a, const float* b) { return std::inner_product(a, a + C, b, 0.0); };
+            loss += (1 - dot(x, t) / std::sqrt(dot(x, x) * dot(t, t))) / (double)R;
+        }
+        CHECK(std::fabs(c.loss - loss) < 4 * FLT_EPSILON);
+        if (first.grads.empty()) { first = c; }
+        check_same_gradient(f, model, c.grads, first.grads, BOTH_OFF, "grad.mean.", "cls.");
+    }
+}
+
 // A step along a gradient changes the loss by the gradient's length.
 TEST_CASE("the contrastive gradient is the slope of its loss, for every encoding", "[bert][contrastive][encodings]") {
     Random random;

@@ -638,6 +638,48 @@ TEST_CASE("bert_run: retrieval is learned from pairs", "[bert_run]") {
     }
 }
 
+TEST_CASE("bert_run: a model learns another's embeddings", "[bert_run]") {
+    Retrieval place;
+    const Flags use = Flags().with("--threads 2 --pooling mean").set("--encode", place / "corpus.txt");
+    REQUIRE(place.run(place.pairs.with("--steps 150 --lr 1e-2 --checkpoint_every 150").set("--out", place / "old")).code
+            == 0);
+    REQUIRE(place.run(use.set("--load", place / "old").set("--out", place / "teacher")).code == 0);
+    const Flags train = place.pairs.set("--pairs", place / "corpus.txt").set("--distill", place / "teacher")
+                            .with("--pos none --lr 1e-2 --steps 60 --checkpoint_every 60").set("--out", place.out());
+    const Outcome trained = place.run(train.with("--B 4"));
+    INFO(trained.err);
+    REQUIRE(trained.code == 0);
+    const std::vector<double> x = losses(place.out());
+    CHECK(x[0] > 0.5);
+    CHECK(x.back() < 0.02);
+    REQUIRE(place.run(use.set("--load", place.out()).set("--out", place / "student")).code == 0);
+    const Embeddings want = read_embeddings(place / "teacher"), got = read_embeddings(place / "student");
+    REQUIRE(got.names == want.names);
+    for (size_t i = 0; i < got.size(); i++) {
+        const float *a = &got.rows[i * (size_t)got.C], *b = &want.rows[i * (size_t)got.C];
+        const auto dot = [&](const float* p, const float* q) { return std::inner_product(p, p + got.C, q, 0.0); };
+        CHECK(dot(a, b) > 0.9 * std::sqrt(dot(a, a) * dot(b, b)));
+    }
+    // targets of other texts, or of no texts
+    const std::string corpus = read_file(place / "corpus.txt");
+    write_file(place / "more.txt", corpus + "abc\n");
+    io_mkdir(place / "renamed");
+    write_file(place / "renamed/embeddings.safetensors", read_file(place / "teacher/embeddings.safetensors"));
+    write_file(place / "renamed/embeddings.ids", read_file(place / "teacher/embeddings.ids") + "x\n");
+    const Flags other = train.set("--out", place / "none");
+    const Refusal refusals[] = {
+        {other.set("--pairs", place / "more.txt"), {"--distill", "expected 41 embeddings of 32 numbers"}},
+        {other.set("--pairs", place / "pairs.txt"), {"--pairs", "groups of 2 documents", "expected a collection"}},
+        {other.set("--model", "1,2,16"), {"--distill", "expected 40 embeddings of 16 numbers"}},
+        {other.set("--distill", place / "renamed"), {"--distill", "renamed/embeddings.ids", "names of the texts"}},
+        {other.set("--distill", place / "gone"), {"gone/embeddings.safetensors"}},
+        {other.without("--pairs"), {"--distill: give the texts with --pairs"}},
+        {other.with("--tau 0.1"), {"--tau: --distill has no temperature"}},
+    };
+    for (const Refusal& r : refusals) { check_refused(place, r); }
+    CHECK_FALSE(path_exists(place / "none"));
+}
+
 TEST_CASE("bert_run: a signal ends a training after the step, which is saved", "[bert_run][P16]") {
     Retrieval place;
     const Flags flags = place.base.with("--steps 100000 --checkpoint_every 100000 --threads 1");

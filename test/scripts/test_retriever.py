@@ -137,7 +137,7 @@ class TestRetriever(Folder):
         self.assertEqual(self.go("--questions", asked)[0], 0)
         self.assertEqual([os.stat(path).st_mtime_ns for path in files], stamps)
         self.assertEqual((len(plan["questions"]), [q[1] for q in plan["questions"][-2:]]), (32, ["where is it"] * 2))
-        place, two = self.path("o/model"), str(round(64 * plan["tokens_of_pair"]))     # tokens of two updates
+        place, two = self.path("o/model"), str(round(64 * plan["tokens_of_pairs"]))     # tokens of two updates
         for more, says in ((["--seed", "2"], "was begun with other seed: 1, now 2"),
                            (["--model", place], "was begun with other model: made, now "),
                            (["--weight_decay", "1"], "was begun with other flags: {}, now {'weight_decay': '1'}"),

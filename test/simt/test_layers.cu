@@ -152,6 +152,7 @@ KERNEL_TEST("contrastive loss") {
     Random random;
     test_contrastive(random, {3, 5, 7}, 0.25f);
     test_contrastive(random, {5, 70, 37}, 0.25f);           // two tiles of candidates
+    test_distill(random, 5, 300);
 }
 KERNEL_TEST("classifier") {
     Random random;
