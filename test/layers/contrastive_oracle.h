@@ -59,7 +59,8 @@ template <class R> struct DistillOracle {
         for (size_t first = 0; first < emb.size(); first += C) {
             const R *x = &emb[first], *t = &teacher[first];
             const auto dot = [&](const R* a, const R* b) { return std::inner_product(a, a + C, b, (R)0); };
-            const R of_x = std::sqrt(dot(x, x)), of_t = std::sqrt(dot(t, t)), cosine = dot(x, t) / of_x / of_t;
+            const R of_x = std::sqrt(dot(x, x)), of_t = std::sqrt(dot(t, t));
+            const R cosine = dot(x, t) / of_x / of_t;
             losses.push_back(1 - cosine);
             for (size_t c = 0; c < C; c++) { demb[first + c] = -dloss * (t[c] / of_t - cosine * x[c] / of_x) / of_x; }
         }
