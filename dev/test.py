@@ -57,6 +57,7 @@ SHORT = {
     "layers/test_rows": (1, 0),           "layers/test_embedding": (1, 0),
     "programs/test_log": (3, 1),          "base/test_device": (1, 1),         "simt/test_matmul": (1, 1),
     "simt/test_adamw": (1, 1),          "scripts/test_retriever.py": (10, 2),
+    "scripts/test_text.py": (18, 1),      "scripts/test_retrieve.py": (2, 1),    "scripts/test_heads.py": (6, 0),
 }
 # They wait more than they compute.
 WAITS = {"test/ranks/test_ranks.py", "test/scripts/test_tasks.py", "test/simt/test_simt_training.py"}

@@ -45,6 +45,7 @@ RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
 # seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processor time,
 # for a drawn fault
 LIMIT, SPARE, MOST = 7200, 120, 900
+MEMORY = 8 << 30                # bytes of a process: a fault must not take the machine's
 SO_FAR = " so far"              # at the end of what came of a fault that the rest of the tests have yet to meet
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
 TOOLS = ("test_mutate", "test_make", "test_lint", "test_gpu_check")     # do not test what is drawn
@@ -179,7 +180,7 @@ class Tree:
         # a short path for temporary files: tests look at the width of what is printed
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile() as out:
             environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, **environment}
-            p = subprocess.Popen(words, cwd=self.path, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
+            p = subprocess.Popen(["prlimit", f"--data={MEMORY}", *words], cwd=self.path, stdin=subprocess.DEVNULL, stdout=out, stderr=out,
                                  env={**environment, "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"},
                                  **console.OWN_GROUP)
             Tree.running.add(p.pid)

@@ -88,6 +88,7 @@ class TestDemo(Folder):
                 demo.table(kind, "run", demo.STEPS[kind])
             head, *rows = out.getvalue().splitlines()[1:2 + len(encodings)]
             self.assertEqual({len(line) for line in (head, *rows)}, {79})
+            self.assertIn(f"weights: {', '.join(encodings)}: expected those of {demo.PUBLISHED[kind]}", out.getvalue())
             self.assertIn("\n" + head + "\n", read_bytes(os.path.join(ROOT, demo.PUBLISHED[kind])).decode())
 
     def test_help(self):

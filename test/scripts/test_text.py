@@ -11,9 +11,13 @@ import struct
 import subprocess
 import sys
 import unittest
+from unittest import mock
 
 from folder import (BERT_TRAINER, ENVIRONMENT, HAS_BERT, HAS_TRAINER, ROOT, SCRIPTS, TRAINER, Folder, console,
                     read_bytes, temporary)
+
+sys.path.append(os.path.join(ROOT, "data"))
+import text        # noqa: E402
 
 HAS_TOKENIZERS = importlib.util.find_spec("tokenizers")
 REAL = os.environ.get("CABLE_DATA", "")
@@ -97,6 +101,11 @@ class Ids(Case):
             for text in TEXTS:
                 self.assertEqual(self.ids(self.of(name), text), tokenizer.encode(text, add_special_tokens=False).ids,
                                  (name, text))
+
+    def test_ids_above_65535_take_four_bytes(self):
+        for size, bytes_of_id in ((1 << 16, 2), ((1 << 16) + 1, 4)):
+            shard = text.Words.shard(mock.Mock(size=size), [size - 1] * 3)
+            self.assertEqual(len(shard), 1024 + 3 * bytes_of_id)
 
     def test_of_a_vocabulary_without_tokenizer_json(self):
         """its two files of before, and the files that a checkpoint of the trainer has beside them"""
