@@ -179,8 +179,8 @@ class Tree:
         """(exit code, None where it took too long; what it printed)"""
         # a short path for temporary files: tests look at the width of what is printed
         with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch, tempfile.TemporaryFile() as out:
-            environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, **environment, "TMPDIR": scratch,
-                           "PYTHONDONTWRITEBYTECODE": "1"}
+            environment = {**runner.ENVIRONMENT, "CCACHE_NOHASHDIR": "1", **os.environ, **environment,
+                           "TMPDIR": scratch, "PYTHONDONTWRITEBYTECODE": "1"}
             p = subprocess.Popen(["prlimit", f"--data={MEMORY}", *words], cwd=self.path, stdin=subprocess.DEVNULL,
                                  stdout=out, stderr=out, env=environment, **console.OWN_GROUP)
             Tree.running.add(p.pid)
