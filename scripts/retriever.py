@@ -498,7 +498,7 @@ def of_embeddings(plan, key, where):
     read = len(vectors) if late is None else int((~late).sum())
     seconds = os.path.join(where, "corpus" + kind, "seconds")
     cost = {"seconds": float(console.read_bytes(seconds)) if os.path.exists(seconds) else "",
-            "bytes": read * vectors.shape[1] * vectors.itemsize // len(plan["corpus"])}
+            "bytes": 4 * read * vectors.shape[1] // len(plan["corpus"])}
     return ranks_of(plan, lambda q: scores(q, "corpus"),
                     lambda q, n: scores(q, "moved")[n * places:(n + 1) * places]), cost
 

@@ -1197,6 +1197,10 @@ class Sharing(Runs):
             self.run_ok(ranks, *use, "--encode", documents, "--encode_piece", "16", "--out",
                         self.path(f"pieces{ranks}"))
         self.assert_same_files(*(bytes_of(self.path(f"pieces{ranks}"), ".safetensors", ".ids") for ranks in (1, 3)))
+        for ranks in 1, 2:
+            self.train(ranks, f"student{ranks}", "--pairs", documents, "--distill", self.path("encoded1"), "--pos",
+                       "none", "--val_every", "0", trainer=BERT_TRAINER, steps=3, every=3, samples=8)
+        self.assert_same_files(self.checkpoint("student1", 3), self.checkpoint("student2", 3))
         begin = time.monotonic()                        # only one rank writes, to a slow disk
         self.run_ok(2, *slow_disk(self.folder, SLOW), *use, "--encode", documents, "--out", self.path("slow"),
                     *TIMED)

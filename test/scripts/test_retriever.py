@@ -15,7 +15,7 @@ interpreter.choose("lxml.html, datasketch, numpy, tokenizers, xxhash, matplotlib
                    "tokenizers, xxhash", "numpy, tokenizers, xxhash",
                    also=[os.path.join(interpreter.ROOT, "build", "venv", "bin", "python")])
 
-from folder import BERT_TRAINER, HAS_BERT, ROOT, Folder, called, ended, sys        # noqa: E402
+from folder import BERT_TRAINER, HAS_BERT, ROOT, Folder, called, console, ended, sys        # noqa: E402
 sys.path.append(os.path.join(ROOT, "data"))
 import documents        # noqa: E402
 import retriever        # noqa: E402
@@ -119,6 +119,10 @@ class TestRetriever(Folder):
         self.check_ranks(plan, place, "none", "vector", 64)
         self.check_ranks(plan, place, "none", "late", 256)
         self.check_ranks(plan, place.replace("none", "learned"), "learned", "chunks", 256)
+        losses = {name: [r["loss"] for r in console.read_log(
+            self.path(f"o/runs/{name}-lr1e-4/seed_42/distilled"), "train")] for name in ("learned", "none")}
+        self.assertLess(max(losses["learned"][:1]), 1e-5)               # it has taught itself
+        self.assertTrue(0.01 < losses["none"][-1] < losses["none"][0], losses)
         trained = min(glob.glob(place + "/../step_*"))
         for part in "corpus", "moved":                      # whole, not as the mean of pieces
             code, said = ended(BERT_TRAINER, "--load", trained, "--eval_lengths", "256", "--encode", self.path(
@@ -178,6 +182,13 @@ class TestRetriever(Folder):
         found = {tuple(r[c] for c in columns): float(r["ndcg"]) for r in rows}
         self.assertEqual(sorted(found), sorted((*m, *p) for m in models for p in [*places, ("own", "any")]))
         self.assertEqual(len(rows), len(found))
+        for r in rows:
+            self.assertEqual((r["distilled"], r["seconds"] == "" or 0 < float(r["seconds"]) < 1), ("5000", True), r)
+            self.assertEqual(r["seconds"] == "", r["reads"] == "words")
+            if r["reads"] in ("vector", "words"):
+                self.assertEqual(r["bytes"], str(4 * 64) * (r["reads"] == "vector"))
+        least = {int(r["bytes"]) for r in rows if r["reads"] in ("late", "chunks")}
+        self.assertTrue(all(4 * 64 < b <= 4 * 4 * 64 for b in least), least)
         mean = lambda pos, T: np.mean([found[pos, "7500", "vector", T, kind, str(b)] for kind in ("heading", "sentence")
                                        for b in plan["settings"]["begins"]])
         gain = {r["difference"].partition("gain from 64 to 256: cable:gate=0.2 - ")[2]: float(r["ndcg"])
