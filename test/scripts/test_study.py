@@ -856,6 +856,9 @@ class TestWords(Fake):
                               (("--total_batch", "q"), "--total_batch"), (("--eval_tokens", "-1"), "--eval_tokens"),
                               (("--eval.stride", "z"), "--eval.stride"), (("--B",), "--B: expected a number")):
             self.assertRaisesRegex(study.BadInput, naming, self.parsed, "--encodings", "one", "--lengths", "64", *words)
+        words = ["--encodings", "one", "--models", "2,4,64", "--trainer", self.fake, "--lengths"]
+        self.assertEqual(study.parse([*words, "1"]).eval_lengths, [1, 2, 4])
+        self.assertRaisesRegex(study.BadInput, "expected positive numbers", study.parse, [*words, "0"])
         for model in ("huge", "1,2", "1,2,x"):
             args = study.parse(["--encodings", "one", "--lengths", "64", "--models", model, "--trainer", self.fake])
             self.assertRaisesRegex(study.BadInput, "--models: expected L,NH,C or one of tiny, small, got " + model,
