@@ -88,14 +88,18 @@ inline bool evaluates_lengths(const Options& o) {
     return !o.eval_lengths.empty() && o.encode.empty();
 }
 
-// Puts a flag's files (TokenFiles, Documents or null) into the record for checkpoints; an error if the ranks' differ
-template <class Files> void record_data(Run& r, const Files* files) {
+// Puts a flag's files into the record for checkpoints; an error if the ranks' differ
+inline void record_files(Run& r, const std::string& flag, const std::vector<std::string>& paths) {
     const bool saves = r.trains && !r.o.out.empty();
-    if (files == nullptr || (!saves && comm().size == 1)) { return; }
+    if (!saves && comm().size == 1) { return; }
     const Phase recording("keeping a record of the data");
-    const Json list = file_records(file_paths(*files));
-    check_same_records(files->flag, list);
-    if (saves) { add_to_record(r.record, files->flag.substr(2), list); }
+    const Json list = file_records(paths);
+    check_same_records(flag, list);
+    if (saves) { add_to_record(r.record, flag.substr(2), list); }
+}
+// TokenFiles, Documents or null
+template <class Files> void record_data(Run& r, const Files* files) {
+    if (files != nullptr) { record_files(r, files->flag, file_paths(*files)); }
 }
 
 // Decides between training and use, and finds the weights. uses: flags request a use of a model; use_flags: their names

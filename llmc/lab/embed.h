@@ -372,6 +372,7 @@ struct BERTData : TokenData {
     void record(Run& run) const {
         TokenData::record(run);
         record_data(run, pairs.get());
+        if (!teacher.empty()) { record_files(run, "--distill", {run.o.distill + "/embeddings.safetensors"}); }
         if (collection) { check_same_files("--encode", file_paths(*collection)); }
     }
 };

@@ -660,6 +660,12 @@ TEST_CASE("bert_run: a model learns another's embeddings", "[bert_run]") {
         const auto dot = [&](const float* p, const float* q) { return std::inner_product(p, p + got.C, q, 0.0); };
         CHECK(dot(a, b) > 0.9 * std::sqrt(dot(a, a) * dot(b, b)));
     }
+    // resumed with other targets
+    const std::string targets = place / "teacher/embeddings.safetensors", kept = read_file(targets);
+    write_file(targets, flipped(kept, kept.size() - 1));
+    check_refused(place, {train.with("--steps 61 --resume 1 --allow_change steps"),
+                          {"--distill", "file 1 is embeddings.safetensors of "}});
+    write_file(targets, kept);
     // targets of other texts, or of no texts
     const std::string corpus = read_file(place / "corpus.txt");
     write_file(place / "more.txt", corpus + "abc\n");
