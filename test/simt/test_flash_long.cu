@@ -130,6 +130,18 @@ KERNEL_TEST("flash against the portable kernels: cable") { lengths<CableBias>("c
 KERNEL_TEST("flash against the portable kernels: kcable") { lengths<KCableBias>("kcable"); }
 KERNEL_TEST("flash against the portable kernels: toeplitz") { lengths<ToeplitzBias>("toeplitz"); }
 
+KERNEL_TEST("flash attention has all arguments of attention") {
+    const int length = 7;
+    const float factor = 1;
+    float moment = 0;
+    const AttentionDims dims = {96, 0, 128, 2, 64, 400, 0.5f, &length, nullptr, 0, {50, 7}, &factor, &moment};
+    const FlashArgs a = flash_args(NoBias(), dims, 3, nullptr);
+    EXPECT(a.B == 3 && a.T == 96 && a.stride == 128 && a.NH == 2 && a.HS == 64 && a.OC == 400 && a.scale == 0.5f,
+           "other shapes");
+    EXPECT(a.kv_len == &length && a.mask.window == 50 && a.mask.sinks == 7, "other keys");
+    EXPECT(a.factor == &factor && a.moment == &moment, "another factor");
+}
+
 // The last query's keys are all the same but two, whose logits are 1.375 higher: the exponentials of the rest are one
 // rounded number, and a float32 chain over them makes the same error at each step. Each kernel begins with one of the
 // two. A single block of the tensor-core kernel, the first, has the last 64 queries.
