@@ -287,8 +287,7 @@ def prepare(args):
              "moved": [where.rotated(s.begin, b) for (_, s), where in zip(asked, without) for b in args.begins]}
     counts, tokens = {}, {}         # 4 the files
     shards(args, "pairs", pairs, args.T)
-    passages = list(dict.fromkeys(text for pair in pairs for text in pair.split("\t")))
-    shards(args, "texts", passages, args.T)
+    shards(args, "texts", passages := list(dict.fromkeys("\t".join(pairs).split("\t"))), args.T)
     shards(args, "queries", [q for _, q, _ in questions], args.lengths[0])
     for name, some in texts.items():
         shards(args, name, some, args.longest)
@@ -302,6 +301,8 @@ def prepare(args):
             "questions": questions, "sections": [number[d.id] for d, _ in asked], "corpus": [d.id for d in corpus],
             "chunks": counts, "tokens": tokens, "test": [d.id for d in test],
             "left_out": {why: sorted(found) for why, found in left_out.items() if why}}
+    if args.distill:
+        updates("distill", args.distill, plan["tokens_of_texts"])
     console.write_whole(path, json.dumps(plan, indent=1) + "\n")
     say(f"{len(pairs):,} pairs of {plan['tokens_of_pairs']:.0f} tokens to train on; {len(asked)} sections of "
         f"{len({d.id for d, _ in asked})} documents and {len(questions)} questions, asked of {len(corpus)} documents")
@@ -378,13 +379,18 @@ def slug(name):
     return re.sub(r"[^\w.=+-]", "-", name)
 
 
+def updates(name, tokens, each):
+    """how many of 32 texts of so many tokens each"""
+    if not (steps := round(tokens / GROUPS / each)):
+        raise BadInput(f"--{name} {tokens}: expected 0, or at least {GROUPS * each:.0f}, an update")
+    return steps
+
+
 def training(args, plan, data, load, tokens, run, flops):
     """the command that trains on `pairs` or `texts`, and the checkpoint that it leaves"""
-    each, name = GROUPS * plan["tokens_of_" + data], "tokens" if data == "pairs" else "distill"
-    steps = round(tokens / each)
+    name = "tokens" if data == "pairs" else "distill"
+    steps = updates(name, tokens, plan["tokens_of_" + data])
     last = os.path.join(run, f"step_{steps:08d}")
-    if not steps:
-        raise BadInput(f"--{name} {tokens}: expected 0, or at least {each:.0f}, an update")
     if max(glob.glob(os.path.join(glob.escape(run), "step_*")), default="") > last and not os.path.exists(last):
         raise BadInput(f"--{name} {tokens}: {run} was trained further; give that as well, and another --out")
     flags = {**load, "pairs": shard(args, data), "T": str(args.T), "B": str(GROUPS), "lr": args.lr, "warmup": "5",
@@ -497,7 +503,8 @@ def of_embeddings(plan, key, where):
     places, (vectors, _, late) = len(plan["settings"]["begins"]), rows["corpus"]
     read = len(vectors) if late is None else int((~late).sum())
     seconds = os.path.join(where, "corpus" + kind, "seconds")
-    cost = {"seconds": float(console.read_bytes(seconds)) if os.path.exists(seconds) else "",
+    cost = {"seconds": round(float(console.read_bytes(seconds)) / len(plan["corpus"]), 5) if os.path.exists(seconds)
+            else "",
             "bytes": 4 * read * vectors.shape[1] // len(plan["corpus"])}
     return ranks_of(plan, lambda q: scores(q, "corpus"),
                     lambda q, n: scores(q, "moved")[n * places:(n + 1) * places]), cost
@@ -713,12 +720,7 @@ def main(argv):
         if args.made and not os.path.exists(os.path.join(args.model, "model.safetensors")):
             small_model(args)
         jobs, models = jobs_of(args, plan)
-        queue = runqueue.Queue("retriever.py", jobs, runqueue.slots(args.jobs, args.trainer))
-        code = queue.run()
-        for marker, seconds in queue.took.items():
-            if marker.endswith(".safetensors"):
-                path = os.path.join(os.path.dirname(marker), "seconds")
-                console.write_whole(path, f"{seconds / len(plan['corpus']):.5f}\n")
+        code = runqueue.Queue("retriever.py", jobs, runqueue.slots(args.jobs, args.trainer)).run()
         if code != runqueue.INTERRUPTED:
             say("finding what the models and BM25 rank first")
             for T in (0, *args.lengths):

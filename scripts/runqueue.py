@@ -34,7 +34,7 @@ LONGEST_LINE = 500                                      # characters of a failed
 FREE = ("B", "allow_change", "checkpoint_every", "keep", "load", "out", "profile", "recompute", "resume",
         "sample_every", "threads", "tile_skip", "val_batches", "val_every")
 # flags of files whose contents a result depends on; flags that leave records of a kind
-INPUTS = ("train_files", "pairs", "val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
+INPUTS = ("train_files", "pairs", "distill", "val_files", "tasks", "hellaswag", "queries", "corpus", "qrels")
 RECORDS = {"eval_lengths": "extrapolation", "curve": "curve", "corpus": "retrieval", "hellaswag": "hellaswag",
            "tasks": "task"}
 
@@ -144,7 +144,8 @@ def done_file(command, inputs, commit):
 def inputs_of(command):
     """{flag: checksum} of the files that a command is given, and of the weights that it loads"""
     flags = settings_of(command)
-    found = {name: checksum(flags[name], name in ("train_files", "pairs")) for name in INPUTS if name in flags}
+    path = lambda name: flags[name] + "/embeddings.safetensors" * (name == "distill")
+    found = {name: checksum(path(name), name in ("train_files", "pairs")) for name in INPUTS if name in flags}
     return {**found, "load": weights_of(command.flags["load"])} if "load" in command.flags else found
 
 
@@ -394,7 +395,6 @@ class Queue:
         self.lock = threading.RLock()
         self.of_marker = collections.defaultdict(threading.Lock)        # jobs may share data, or a run
         self.lost = {}                                                  # {marker of a failed command: its job's label}
-        self.took = {}                                                  # {marker: seconds of processors}
         self.processes, self.failures, self.interrupted = set(), [], 0
         self.stopping, self.signals, self.interrupts = False, 0, 0
 
@@ -498,16 +498,18 @@ class Queue:
         except BaseException:                                           # as when the disk is full
             if process:
                 self.send(process, signal.SIGKILL)
-                self.end(process, command)
+                self.end(process)
             raise
         if not process:
             return False
-        code = self.end(process, command)
+        code, seconds = self.end(process)
         with self.lock:
             self.progress.clear()
             if code == 0:
                 try:
                     mark_done(command)
+                    if command.marker.endswith("embeddings.safetensors"):
+                        write_whole(os.path.join(command.out, "seconds"), f"{seconds:.2f}\n")
                     return True
                 except BadInput as e:
                     self.fail(Failure(label, f"{command.title} left no record: {e}", 1, log, list(tail)))
@@ -539,15 +541,18 @@ class Queue:
             self.processes.add(process)
             return process
 
-    def end(self, process, command):
-        """the exit code of a process that prints no more"""
+    def end(self, process):
+        """the exit code of a process that prints no more, and its seconds of processors"""
         process.stdout.close()
-        _, status, usage = os.wait4(process.pid, 0)
-        process.returncode = os.waitstatus_to_exitcode(status)
+        try:
+            _, status, usage = os.wait4(process.pid, 0)
+            process.returncode, seconds = os.waitstatus_to_exitcode(status), usage.ru_utime + usage.ru_stime
+        except ChildProcessError:                                       # SIGCHLD is ignored
+            process.wait()
+            seconds = 0
         with self.lock:
             self.processes.discard(process)
-            self.took[command.marker] = usage.ru_utime + usage.ru_stime
-        return process.returncode
+        return process.returncode, seconds
 
     def fail(self, failure):
         with self.lock:

@@ -94,9 +94,9 @@ const PositionOracle& find_oracle(const std::string& name) {
 
 inline const bool none_oracle = register_oracle<NoOracle>("none");
 
-// log(1 + x^2) of a pair of positions; differences of a column change x in few pairs, so most are as they were
+// log(1 + x^2) of a pair of positions. A finite difference in a column changes few x; the other logarithms are kept.
 template <class R> R log_of(size_t pair, R x) {
-    static thread_local std::vector<std::pair<R, R>> last;      // of each pair: x, its logarithm
+    thread_local std::vector<std::pair<R, R>> last;     // of each pair: x, its logarithm
     if (last.size() <= pair) { last.resize(pair + 1, {R(0), R(0)}); }
     if (last[pair].first != x) { last[pair] = {x, std::log(1 + x * x)}; }
     return last[pair].second;

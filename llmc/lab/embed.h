@@ -302,6 +302,13 @@ inline std::vector<std::string> file_paths(const Documents& documents) {
     return paths;
 }
 
+// Identifies the files of documents
+inline std::string texts_sum(const Documents& documents) {
+    std::string sums;
+    for (const Json& f : file_records(file_paths(documents))) { sums += f.at("blocks").get<std::string>() + " "; }
+    return sums;
+}
+
 // The groups of --pairs: a query, its positive and perhaps negatives; with --distill single texts
 inline std::unique_ptr<Documents> open_pairs(const Options& o, const SpecialTokens& special) {
     auto pairs = std::make_unique<Documents>(o.pairs, "--pairs", special, o.distill.empty() ? 0 : 1);
@@ -317,13 +324,12 @@ inline std::vector<float> read_teacher(const std::string& dir, const Documents& 
     check(e.shape == std::vector<size_t>({texts.size(), (size_t)C}), "--distill: %s: expected %zu embeddings of %d "
           "numbers, for the texts of --pairs, got %s", file.file.path.c_str(), texts.size(), C,
           shape_text(e.shape).c_str());
-    std::string names;
-    for (size_t i = 0; i < texts.size(); i++) { names += texts.name(i) + "\n"; }
-    check(read_file(dir + "/embeddings.ids") == names, "--distill: %s/embeddings.ids does not have the names of the "
-          "texts of --pairs %s", dir.c_str(), texts.pattern.c_str());
+    check(file.metadata.value("texts", "") == texts_sum(texts), "--distill: %s: expected embeddings of the texts of "
+          "--pairs %s, got those of others; write them with --encode", file.file.path.c_str(), texts.pattern.c_str());
     std::vector<float> rows(e.elements);
     file.read_elements(e, rows.data(), 0, e.elements);
-    check_finite("embeddings", rows.data(), rows.size());
+    check(std::all_of(rows.begin(), rows.end(), [](float x) { return std::isfinite(x); }), "--distill: %s: expected "
+          "finite numbers", file.file.path.c_str());
     return rows;
 }
 
@@ -446,7 +452,8 @@ template <class Model> void write_collection(Model& model, const Run& run, const
     acts.release();
     if (e.stopped) { return; }
     rank0_works([&] {
-        Json made = {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling}};
+        Json made = {{"max_tokens", std::to_string(max_tokens)}, {"pooling", run.o.pooling},
+                     {"texts", texts_sum(documents)}};
         if (run.o.encode_piece > 0) { made["piece"] = std::to_string(run.o.encode_piece); }
         const std::string weights = run.source + (is_directory(run.source) ? "/model.safetensors" : "");
         if (path_exists(weights)) { made["weights"] = sum_text(sampled_sum(File(weights))); }

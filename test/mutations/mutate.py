@@ -45,7 +45,7 @@ RESULTS = os.path.join(ROOT, "dev/results/mutations.csv")
 # seconds: for a build, or a test without a fault; beside five times as long, for one with a fault; of processor time,
 # for a drawn fault
 LIMIT, SPARE, MOST = 7200, 120, 900
-MEMORY = 8 << 30                # bytes of a process: a fault must not take the machine's
+MEMORY = 8 << 30                # bytes of data that a process may have, so that a fault cannot exhaust the machine's
 SO_FAR = " so far"              # at the end of what came of a fault that the rest of the tests have yet to meet
 DRAWN = ["llmc", "train_gpt2.cu", "train_bert.cu", "data", "scripts", "dev/hf"]
 TOOLS = ("test_mutate", "test_make", "test_lint", "test_gpu_check")     # do not test what is drawn

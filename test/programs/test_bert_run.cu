@@ -669,15 +669,19 @@ TEST_CASE("bert_run: a model learns another's embeddings", "[bert_run]") {
     // targets of other texts, or of no texts
     const std::string corpus = read_file(place / "corpus.txt");
     write_file(place / "more.txt", corpus + "abc\n");
-    io_mkdir(place / "renamed");
-    write_file(place / "renamed/embeddings.safetensors", read_file(place / "teacher/embeddings.safetensors"));
-    write_file(place / "renamed/embeddings.ids", read_file(place / "teacher/embeddings.ids") + "x\n");
+    write_file(place / "others.txt", flipped(corpus, 1));
+    io_mkdir(place / "endless");
+    std::string endless = kept;
+    const float infinite = INFINITY;
+    endless.replace(endless.size() - 4, 4, (const char*)&infinite, 4);
+    write_file(place / "endless/embeddings.safetensors", endless);
     const Flags other = train.set("--out", place / "none");
     const Refusal refusals[] = {
         {other.set("--pairs", place / "more.txt"), {"--distill", "expected 41 embeddings of 32 numbers"}},
         {other.set("--pairs", place / "pairs.txt"), {"--pairs", "groups of 2 documents", "expected a collection"}},
         {other.set("--model", "1,2,16"), {"--distill", "expected 40 embeddings of 16 numbers"}},
-        {other.set("--distill", place / "renamed"), {"--distill", "renamed/embeddings.ids", "names of the texts"}},
+        {other.set("--pairs", place / "others.txt"), {"--distill", "others.txt, got those of others"}},
+        {other.set("--distill", place / "endless"), {"--distill", "endless/embeddings", "expected finite numbers"}},
         {other.set("--distill", place / "gone"), {"gone/embeddings.safetensors"}},
         {other.without("--pairs"), {"--distill: give the texts with --pairs"}},
         {other.with("--tau 0.1"), {"--tau: --distill has no temperature"}},

@@ -848,8 +848,8 @@ class Transformers(Case):
                 for key in exact[0]}
 
     def test_long_rows(self):
-        """more queries than a block: logits and every gradient have at most 4 times the error of the T x T form (up to
-        2.2 times is chance: samples of six out of ten texts of 4,096 tokens)"""
+        """more queries than a block: logits and every gradient have at most 4 times the error of the T x T form
+        (over samples of six of ten texts of 4,096 tokens the ratio reaches 2.2 by chance)"""
         old = torch.__version__ < "2"                   # whose own sums err up to 9 times more
         for name, length in (("cable", 600), ("cable", 4096), ("cable_nw", 4096), ("kcable", 600), ("alibi", 600)):
             if length > 600 and old:

@@ -142,6 +142,9 @@ class TestRetriever(Folder):
         self.assertEqual([os.stat(path).st_mtime_ns for path in files], stamps)
         self.assertEqual((len(plan["questions"]), [q[1] for q in plan["questions"][-2:]]), (32, ["where is it"] * 2))
         place, two = self.path("o/model"), str(round(64 * plan["tokens_of_pairs"]))     # tokens of two updates
+        code, _, err = self.go("--out", self.path("other"), "--distill", "10")
+        self.assertEqual((code, "--distill 10: expected 0, or at least " in err), (2, True), err)
+        self.assertFalse(os.path.exists(self.path("other/data/plan.json")))     # a better --distill is welcome
         for more, says in ((["--seed", "2"], "was begun with other seed: 1, now 2"),
                            (["--model", place], "was begun with other model: made, now "),
                            (["--weight_decay", "1"], "was begun with other flags: {}, now {'weight_decay': '1'}"),
