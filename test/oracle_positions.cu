@@ -95,11 +95,11 @@ const PositionOracle& find_oracle(const std::string& name) {
 inline const bool none_oracle = register_oracle<NoOracle>("none");
 
 // log(1 + x^2) of a pair of positions. A finite difference in a column changes few x; the other logarithms are kept.
-template <class R> R log_of(size_t pair, R x) {
-    thread_local std::vector<std::pair<R, R>> last;     // of each pair: x, its logarithm
-    if (last.size() <= pair) { last.resize(pair + 1, {R(0), R(0)}); }
-    if (last[pair].first != x) { last[pair] = {x, std::log(1 + x * x)}; }
-    return last[pair].second;
+template <class R> R log_of(const OracleLayer<R>& o, int i, int j, R x) {
+    o.logarithms.resize((size_t)o.T * (size_t)o.T, {R(0), R(0)});
+    std::pair<R, R>& last = o.logarithms[(size_t)i * (size_t)o.T + (size_t)j];
+    if (last.first != x) { last = {x, std::log(1 + x * x)}; }
+    return last.second;
 }
 
 // Veisi et al.: S_t = sum_{k<=t} b_k of oracle_cable_S, g_t = softplus(u_t); B_ij = -g_i |S_i - S_j|. Columns: z (NH),
@@ -113,9 +113,8 @@ template <bool Log, bool Weighted, char Step> struct CableOracle : NoOracle {
         const bool inside = Log && Weighted && o.value("weight") == 1;
         return each_pair(o, [&](int i, int j) {
             const R D = std::fabs(S[(size_t)i] - S[(size_t)j]), gi = g[(size_t)i];
-            const size_t pair = (size_t)i * (size_t)o.T + (size_t)j;
             if (!Log) { return -gi * D; }
-            return inside ? -log_of(pair, gi * D) : -gi * log_of(pair, D);
+            return inside ? -log_of(o, i, j, gi * D) : -gi * log_of(o, i, j, D);
         });
     }
 };

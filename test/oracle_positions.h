@@ -23,6 +23,7 @@ template <class R> struct OracleLayer {
     std::string scaling = "none";                           // --rope_scaling: none, pi, ntk, yarn, longrope,
     double stretch = 1;                                     // its factor,
     std::vector<double> short_factor, long_factor;          // and those of longrope's pairs
+    mutable std::vector<std::pair<R, R>> logarithms;        // (T,T), kept by log_of of oracle_positions.cu
 
     double value(const std::string& key) const { return values.at(key); }
     R parameter(const std::string& tensor, size_t element) const { return params.at(tensor).at(element); }
