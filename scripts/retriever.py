@@ -380,7 +380,7 @@ def slug(name):
 
 
 def updates(name, tokens, each):
-    """how many of 32 texts of so many tokens each"""
+    """the number of updates in these tokens; each: of a text"""
     if not (steps := round(tokens / GROUPS / each)):
         raise BadInput(f"--{name} {tokens}: expected 0, or at least {GROUPS * each:.0f}, an update")
     return steps
@@ -673,8 +673,8 @@ def parse(argv):
     p.add_argument("--seeds", nargs="+", type=console.natural, default=[42], metavar="N", help="of a training [42]")
     p.add_argument("--tokens", nargs="+", type=console.natural, metavar="N",
                    help="measure after training on so many tokens, padding not counted [0 1000000; --small: 0 10000]")
-    p.add_argument("--distill", type=console.natural, metavar="N", help="train first towards the embeddings that "
-                   "--model gives the same texts, on so many tokens; 0: do not [1000000; --small: 5000]")
+    p.add_argument("--distill", type=console.natural, metavar="N", help="train first towards --model's "
+                   "embeddings of the same texts, on N tokens; 0: do not [1000000; --small: 5000]")
     p.add_argument("--lengths", nargs="+", type=console.positive, metavar="T",
                    help="tokens that are read [512 2048; --small: 64 256]")
     p.add_argument("--begins", nargs="+", type=console.natural, metavar="N",

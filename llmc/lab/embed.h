@@ -325,7 +325,8 @@ inline std::vector<float> read_teacher(const std::string& dir, const Documents& 
           "numbers, for the texts of --pairs, got %s", file.file.path.c_str(), texts.size(), C,
           shape_text(e.shape).c_str());
     check(file.metadata.value("texts", "") == texts_sum(texts), "--distill: %s: expected embeddings of the texts of "
-          "--pairs %s, got those of others; write them with --encode", file.file.path.c_str(), texts.pattern.c_str());
+          "--pairs %s, got embeddings of other texts; write them with --encode", file.file.path.c_str(),
+          texts.pattern.c_str());
     std::vector<float> rows(e.elements);
     file.read_elements(e, rows.data(), 0, e.elements);
     check(std::all_of(rows.begin(), rows.end(), [](float x) { return std::isfinite(x); }), "--distill: %s: expected "

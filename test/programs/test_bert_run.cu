@@ -680,7 +680,7 @@ TEST_CASE("bert_run: a model learns another's embeddings", "[bert_run]") {
         {other.set("--pairs", place / "more.txt"), {"--distill", "expected 41 embeddings of 32 numbers"}},
         {other.set("--pairs", place / "pairs.txt"), {"--pairs", "groups of 2 documents", "expected a collection"}},
         {other.set("--model", "1,2,16"), {"--distill", "expected 40 embeddings of 16 numbers"}},
-        {other.set("--pairs", place / "others.txt"), {"--distill", "others.txt, got those of others"}},
+        {other.set("--pairs", place / "others.txt"), {"--distill", "others.txt, got embeddings of other texts"}},
         {other.set("--distill", place / "endless"), {"--distill", "endless/embeddings", "expected finite numbers"}},
         {other.set("--distill", place / "gone"), {"gone/embeddings.safetensors"}},
         {other.without("--pairs"), {"--distill: give the texts with --pairs"}},

@@ -12,7 +12,10 @@ import unittest
 from folder import BERT_TRAINER, HAS_BERT, HAS_TRAINER, SCRIPTS, TRAINER, Folder, called
 import console
 import heads
-import numpy
+try:
+    import numpy
+except ImportError:
+    numpy = None
 
 EXACT = "queries", "window90", "live_tiles"
 ABOUT = {"layer": 1, "heads": 1, "T": 0, "causal": 1, "window": 0, "sinks": 0, "inside": 0, "log": 0, "relu": 0}
@@ -45,6 +48,7 @@ def sums_of(about, window, T):
             "by_distance": [sum(mass[a:b]) for a, b in zip(ends, ends[1:])]}, lse
 
 
+@unittest.skipUnless(numpy, "SKIPPED: Python's numpy is missing: pip install -r data/requirements.txt")
 class TestSums(Folder):
     def file(self, about, tensors, name="parts_9_0_1.safetensors"):
         """a file as the trainer writes it; tensors: {name: list, or list of rows}"""
@@ -144,6 +148,7 @@ class TestSums(Folder):
 
 
 @unittest.skipUnless(HAS_TRAINER and HAS_BERT, "the trainers are not built")
+@unittest.skipUnless(numpy, "SKIPPED: Python's numpy is missing: pip install -r data/requirements.txt")
 class TestTrainers(Folder):
     def heads(self, trainer, *more, code=0, lengths="150", model="model"):
         found, out, err = called(heads.main, self.path(model), "--val_files", self.text, "--eval_lengths", lengths,
